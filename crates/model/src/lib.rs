@@ -1,0 +1,1 @@
+//! Llama-family models over streamed weights: tokenizer, forward pass, sampling, sessions.

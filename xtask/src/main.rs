@@ -1,0 +1,3 @@
+//! The `cargo xtask` command.
+
+fn main() {}
