@@ -1,3 +1,54 @@
-//! The `cargo xtask` command.
+//! The `cargo xtask` command: everything that a developer or CI runs, so that no step lives in a script.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool: printing is its output")]
 
-fn main() {}
+mod ci;
+mod demo;
+mod fetch;
+mod sh;
+mod sluice;
+mod smoke;
+mod tidy;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  fetch           get the real test model into the cache folder, checked by SHA-256; prints its path
+  demo            fetch, build, and run one prompt through every backend
+  tidy            rules on the sources that no lint knows
+  smoke [MODEL]   run a model (default: two tiny ones, written here) every way; the logits must not differ by a bit
+  ci              everything that has to pass: tidy, fmt, clippy, fetch, tests, loom, docs, smoke
+
+environment
+  SLUICE_CACHE    where fetched files go (default: $XDG_CACHE_HOME/sluice, else ~/.cache/sluice)
+  SLUICE_REQUIRE  comma list of `uring`, `direct`: where the machine forbids these it is a failure, not a skip";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let outcome = match words[..] {
+        ["fetch"] => fetch::fetch().map(|path| println!("{}", path.display())),
+        ["demo"] => demo::demo(),
+        ["tidy"] => tidy::tidy(),
+        ["smoke"] => smoke::smoke(None),
+        ["smoke", model] => smoke::smoke(Some(model.as_ref())),
+        ["ci"] => ci::ci(),
+        ["help" | "--help" | "-h"] => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}

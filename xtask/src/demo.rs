@@ -1,0 +1,69 @@
+//! `cargo xtask demo`: one prompt through every backend, the weights streamed from disk each time.
+
+use crate::fetch::fetch;
+use crate::sh::Result;
+use crate::sluice::{Outcome, build, number, run_json, string};
+
+/// A question in the form that the model was tuned on, with an answer that everybody can judge.
+const PROMPT: &str = "<|im_start|>user\nWhy is the sky blue? Answer in two sentences.<|im_end|>\n<|im_start|>assistant\n";
+/// Long enough for the answer; every backend needs a second or two.
+const TOKENS: &str = "80";
+const BACKENDS: [&str; 3] = ["mmap", "pread", "uring"];
+
+/// Runs the demonstration; fails when two backends give different texts.
+pub fn demo() -> Result {
+    let model = fetch()?;
+    let binary = build()?;
+    println!("{}", PROMPT.trim_end());
+    let mut texts: Vec<(&str, String)> = Vec::new();
+    let mut rows = Vec::new();
+    for backend in BACKENDS {
+        let flags = ["-p", PROMPT, "-n", TOKENS, "--temp", "0", "--layers", "stream", "--stream-lm-head"];
+        let flags: Vec<String> = flags.into_iter().chain(["--backend", backend]).map(String::from).collect();
+        let report = match run_json(&binary, &model, &flags, None)? {
+            Outcome::Report(report) => report,
+            Outcome::Forbidden { reason, .. } => {
+                rows.push(format!("{backend:<8}  not on this machine: {reason}"));
+                continue;
+            }
+        };
+        let text = string(&report, "/text")?;
+        println!("\n[{backend}] {}", text.trim());
+        texts.push((backend, text.to_string()));
+        let figure = |pointer: &str, unit: f64| number(&report, pointer).map(|value| value / unit);
+        rows.push(format!(
+            "{backend:<8} {:>14.1} {:>13.1} {:>12.1} {:>14.1}",
+            figure("/timings/prefill_tok_s", 1.0)?,
+            figure("/timings/decode_tok_s", 1.0)?,
+            figure("/memory/peak_rss_bytes", 1e6)?,
+            figure("/io/streamed_bytes_per_pass", 1e6)?,
+        ));
+    }
+    println!("\nbackend   prefill tok/s  decode tok/s  peak RSS MB  MB read/token");
+    println!("{}", rows.join("\n"));
+    same(&texts)
+}
+
+fn same(texts: &[(&str, String)]) -> Result {
+    let [(first, wanted), rest @ ..] = texts else {
+        return Err("no backend runs on this machine".into());
+    };
+    match rest.iter().find(|(_, text)| text != wanted) {
+        Some((other, _)) => Err(format!("{first} and {other} give different texts")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differing_texts_are_named() {
+        let text = |backend, text: &str| (backend, text.to_string());
+        assert!(same(&[]).is_err());
+        assert!(same(&[text("mmap", "a"), text("pread", "a")]).is_ok());
+        let message = same(&[text("mmap", "a"), text("pread", "a"), text("uring", "b")]).unwrap_err();
+        assert!(message.contains("mmap and uring"), "{message}");
+    }
+}

@@ -1,0 +1,97 @@
+//! Running the built `sluice` binary and reading its report.
+
+use crate::sh::{Result, cargo, command, output, run, target_dir};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// Builds the release binary, which is what users run, and gives its path.
+pub fn build() -> Result<PathBuf> {
+    run(&mut cargo(&["build", "--release", "--package", "sluice"]))?;
+    Ok(target_dir()?.join("release/sluice"))
+}
+
+/// What became of one run.
+pub enum Outcome {
+    /// It ran to the end; the document of `--json`.
+    Report(Value),
+    /// The machine forbids what was asked for: `uring` or `direct`, and the program's own words.
+    Forbidden {
+        /// The word that SLUICE_REQUIRE uses for it.
+        what: &'static str,
+        /// First line of standard error.
+        reason: String,
+    },
+}
+
+/// Runs `sluice run MODEL … --json` with `flags`, and `isa` as the forced CPU level if there is one.
+pub fn run_json(binary: &Path, model: &Path, flags: &[String], isa: Option<&str>) -> Result<Outcome> {
+    let program = binary.to_str().ok_or_else(|| format!("{}: not UTF-8", binary.display()))?;
+    let mut command = command(program, &["run"]);
+    command.arg(model).args(flags).arg("--json").stdin(std::process::Stdio::null());
+    if let Some(isa) = isa {
+        command.env("SLUICE_ISA", isa);
+    }
+    let output = output(&mut command)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        let report = serde_json::from_slice(&output.stdout);
+        return report.map(Outcome::Report).map_err(|error| format!("{}: bad JSON: {error}", flags.join(" ")));
+    }
+    match forbidden(&said) {
+        Some(what) if output.status.code() == Some(1) => {
+            let reason = said.lines().next().unwrap_or_default().to_string();
+            Ok(Outcome::Forbidden { what, reason })
+        }
+        _ => Err(format!("sluice run {} failed: {}\n{}", flags.join(" "), output.status, said.trim_end())),
+    }
+}
+
+/// Whether an error says that the machine forbids io_uring or direct reads, and which.
+///
+/// The program names the cause (seccomp or the sysctl) and the flag to use instead; nothing else counts as a reason.
+fn forbidden(said: &str) -> Option<&'static str> {
+    if said.contains("kernel.io_uring_disabled") {
+        Some("uring")
+    } else if said.contains("--direct off") {
+        Some("direct")
+    } else {
+        None
+    }
+}
+
+/// Whether SLUICE_REQUIRE says that `what` must work here.
+pub fn required(what: &str) -> bool {
+    std::env::var("SLUICE_REQUIRE").is_ok_and(|list| list.split(',').any(|word| word.trim() == what))
+}
+
+/// A number of the report by JSON pointer.
+pub fn number(report: &Value, pointer: &str) -> Result<f64> {
+    report.pointer(pointer).and_then(Value::as_f64).ok_or_else(|| format!("the report has no number at {pointer}"))
+}
+
+/// A string of the report by JSON pointer.
+pub fn string<'a>(report: &'a Value, pointer: &str) -> Result<&'a str> {
+    report.pointer(pointer).and_then(Value::as_str).ok_or_else(|| format!("the report has no string at {pointer}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_named_causes_count_as_forbidden() {
+        let uring = "error: io_uring is not allowed: seccomp, or sysctl kernel.io_uring_disabled; use --backend pread";
+        let direct = "error: model.gguf: the file system refuses direct reads; use --direct off";
+        assert_eq!(forbidden(uring), Some("uring"));
+        assert_eq!(forbidden(direct), Some("direct"));
+        assert_eq!(forbidden("error: io_uring: read failed: EIO"), None);
+    }
+
+    #[test]
+    fn missing_keys_are_named() {
+        let report = serde_json::json!({"memory": {"peak_rss_bytes": 5}, "text": "a"});
+        assert_eq!(number(&report, "/memory/peak_rss_bytes").unwrap(), 5.0);
+        assert_eq!(string(&report, "/text").unwrap(), "a");
+        assert!(number(&report, "/memory/anon_bytes").unwrap_err().contains("/memory/anon_bytes"));
+    }
+}

@@ -1,0 +1,220 @@
+//! `cargo xtask smoke`: however the weights reach the kernels, the logits are the same, bit for bit.
+//!
+//! Every cell is a run of the real binary in a process of its own, compared with the first cell by the digest that the
+//! program prints over all its logits. A cell also fails when it did not run what it was told to run.
+
+use crate::sh::{Result, target_dir};
+use crate::sluice::{self, Outcome, build, number, run_json, string};
+use serde_json::Value;
+use sluice_fixtures::{Spec, TensorType};
+use std::fmt;
+use std::fs::{self, File};
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+
+/// One way to run a model.
+#[derive(Clone, Debug)]
+struct Cell {
+    backend: &'static str,
+    direct: bool,
+    layers: &'static str,
+    head: &'static [&'static str],
+    threads: u32,
+    work: &'static [&'static str],
+    isa: Option<&'static str>,
+}
+
+/// The plainest way, which all others are compared with: everything in memory, one thread, the kernels that define the
+/// numbers.
+const PLAIN: Cell = Cell {
+    backend: "pread",
+    direct: false,
+    layers: "resident",
+    head: HEADS[0],
+    threads: 1,
+    work: WORK[0],
+    isa: Some("scalar"),
+};
+
+/// mmap has no direct reads.
+const WAYS: [(&str, bool); 5] =
+    [("mmap", false), ("pread", false), ("pread", true), ("uring", false), ("uring", true)];
+
+/// 7 rows divide no usual vocabulary and are no multiple of what a kernel takes at once.
+const HEADS: [&[&str]; 3] =
+    [&["--lm-head", "resident"], &["--stream-lm-head"], &["--stream-lm-head", "--lm-head-rows", "7"]];
+
+/// Chunk sizes and prompt batches: the usual ones; chunks of a few rows with the prompt token by token; chunks that
+/// split tensors unevenly with groups that do not divide the prompt.
+const WORK: [&[&str]; 3] = [
+    &[],
+    &["--chunk-bytes", "5000", "--prompt-batch", "1"],
+    &["--chunk-bytes", "70k", "--prompt-batch", "5"],
+];
+
+/// 12 tokens or so in the tiny models' vocabulary: two whole groups of five and a rest.
+const PROMPT: &str = "the same bits";
+const TOKENS: &str = "6";
+
+impl Cell {
+    fn flags(&self) -> Vec<String> {
+        let threads = self.threads.to_string();
+        let direct = if self.direct { "on" } else { "off" };
+        let fixed = ["-p", PROMPT, "-n", TOKENS, "--temp", "0", "--threads", &threads];
+        let way = ["--backend", self.backend, "--direct", direct, "--layers", self.layers];
+        [&fixed, &way[..], self.head, self.work].concat().into_iter().map(String::from).collect()
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let isa = self.isa.map(|isa| format!("SLUICE_ISA={isa} ")).unwrap_or_default();
+        write!(f, "{isa}{}", self.flags()[6..].join(" "))
+    }
+}
+
+/// All cells: each way × head × threads × work with streamed layers, and each way with resident ones and scalar kernels.
+fn cells() -> Vec<Cell> {
+    let mut cells = vec![PLAIN];
+    for (backend, direct) in WAYS {
+        let usual = Cell { backend, direct, layers: "stream", isa: None, ..PLAIN };
+        for head in HEADS {
+            for threads in [1, 2, 3] {
+                cells.extend(WORK.map(|work| Cell { head, threads, work, ..usual.clone() }));
+            }
+        }
+        cells.push(Cell { layers: "resident", threads: 2, ..usual.clone() });
+        cells.push(Cell { head: HEADS[1], work: WORK[2], isa: PLAIN.isa, ..usual });
+    }
+    cells
+}
+
+/// Runs the matrix on `model`, or on two tiny models that it writes first.
+pub fn smoke(model: Option<&Path>) -> Result {
+    let binary = build()?;
+    let models = match model {
+        Some(model) => vec![std::path::absolute(model).map_err(|error| format!("{}: {error}", model.display()))?],
+        None => write_models(&target_dir()?.join("smoke"))?,
+    };
+    for model in models {
+        matrix(&binary, &model)?;
+    }
+    Ok(())
+}
+
+/// Beside the build, not in the temporary folder: that one is often a tmpfs, which has no direct reads.
+fn write_models(folder: &Path) -> Result<Vec<PathBuf>> {
+    use TensorType::{Q4_0, Q4_K, Q6_K, Q8_0};
+    // Formats mixed as real files mix them; a vocabulary that no chunk of rows divides, and a tied one.
+    let mix = [("attn_v.weight", Q6_K), ("ffn_down.weight", Q6_K), ("output.weight", Q8_0)];
+    let overrides = mix.map(|(name, ty)| (name.to_string(), ty)).to_vec();
+    let mixed = Spec { vocab: 1031, overrides, rope_freqs: true, ..Spec::tiny(Q4_K) };
+    let tied = Spec { tied: true, attention_bias: true, kv_heads: 1, ..Spec::tiny(Q4_0) };
+    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let write = |name: &str, spec: Spec| -> Result<PathBuf> {
+        let path = folder.join(name);
+        let file = File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        spec.write_to(BufWriter::new(file)).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(path)
+    };
+    Ok(vec![write("mixed.gguf", mixed)?, write("tied.gguf", tied)?])
+}
+
+/// Runs every cell on one model.
+fn matrix(binary: &Path, model: &Path) -> Result {
+    let cells = cells();
+    let mut wanted: Option<String> = None;
+    let mut failures = Vec::new();
+    let mut skipped: Vec<(String, usize)> = Vec::new();
+    for cell in &cells {
+        let verdict = match run_json(binary, model, &cell.flags(), cell.isa) {
+            Ok(Outcome::Forbidden { what, reason }) if !sluice::required(what) => {
+                match skipped.iter_mut().find(|(known, _)| *known == reason) {
+                    Some((_, count)) => *count += 1,
+                    None => skipped.push((reason, 1)),
+                }
+                continue;
+            }
+            Ok(Outcome::Forbidden { what, reason }) => Err(format!("SLUICE_REQUIRE has {what}, but: {reason}")),
+            Ok(Outcome::Report(report)) => judge(cell, &report, &mut wanted),
+            Err(message) => Err(message),
+        };
+        failures.extend(verdict.err().map(|message| format!("{cell}\n    {message}")));
+        if wanted.is_none() {
+            break; // without the plain cell there is nothing to compare with
+        }
+    }
+    for failure in &failures {
+        println!("FAIL {failure}");
+    }
+    for (reason, count) in &skipped {
+        println!("skip {count} cells: {reason}");
+    }
+    let left_out: usize = skipped.iter().map(|(_, count)| count).sum();
+    let ran = cells.len() - left_out;
+    match failures.len() {
+        0 => println!("{}: {ran} cells, all logits equal ({})", model.display(), wanted.unwrap_or_default()),
+        count => return Err(format!("{}: {count} of {ran} cells failed", model.display())),
+    }
+    Ok(())
+}
+
+/// Checks a report against the cell and the first digest; the first report sets it.
+fn judge(cell: &Cell, report: &Value, wanted: &mut Option<String>) -> Result {
+    let ran = (string(report, "/io/backend")?, report.pointer("/io/direct").and_then(Value::as_bool));
+    if ran != (cell.backend, Some(cell.direct)) {
+        return Err(format!("asked for {} with direct {}, ran {ran:?}", cell.backend, cell.direct));
+    }
+    let streamed = number(report, "/io/streamed_bytes_per_pass")?;
+    if (cell.layers == "stream") != (streamed > 0.0) {
+        return Err(format!("--layers {}, yet {streamed} bytes are streamed in a pass", cell.layers));
+    }
+    let digest = match report.pointer("/logits_digest") {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Number(number)) => number.to_string(),
+        _ => return Err("the report has no logits_digest".into()),
+    };
+    let wanted = wanted.get_or_insert_with(|| digest.clone());
+    if *wanted == digest { Ok(()) } else { Err(format!("logits_digest {digest}, the plain cell has {wanted}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::collections::HashSet;
+
+    #[test]
+    fn cells_are_distinct_and_cover_the_matrix() {
+        let all = cells();
+        let shown: HashSet<String> = all.iter().map(Cell::to_string).collect();
+        assert_eq!(shown.len(), all.len());
+        assert_eq!(all.len(), 1 + 5 * (3 * 3 * 3 + 2));
+        assert!(!all.iter().any(|cell| cell.backend == "mmap" && cell.direct));
+    }
+
+    #[test]
+    fn a_cell_must_have_run_as_told() {
+        let cell = Cell { layers: "stream", ..PLAIN };
+        let report = |backend: &str, direct: bool, bytes: u32, digest: &str| {
+            json!({"io": {"backend": backend, "direct": direct, "streamed_bytes_per_pass": bytes}, "logits_digest": digest})
+        };
+        let judge = |report: &Value| {
+            let mut wanted = Some("a".to_string());
+            judge(&cell, report, &mut wanted)
+        };
+        assert!(judge(&report("pread", false, 9, "a")).is_ok());
+        assert!(judge(&report("mmap", false, 9, "a")).unwrap_err().contains("asked for pread"));
+        assert!(judge(&report("pread", true, 9, "a")).unwrap_err().contains("direct false"));
+        assert!(judge(&report("pread", false, 0, "a")).unwrap_err().contains("0 bytes"));
+        assert!(judge(&report("pread", false, 9, "b")).unwrap_err().contains("logits_digest b"));
+    }
+
+    #[test]
+    fn the_first_digest_is_what_the_others_are_compared_with() {
+        let report = json!({"io": {"backend": "pread", "direct": false, "streamed_bytes_per_pass": 0}, "logits_digest": 7});
+        let mut wanted = None;
+        judge(&PLAIN, &report, &mut wanted).unwrap();
+        assert_eq!(wanted.as_deref(), Some("7"));
+    }
+}
