@@ -1,0 +1,428 @@
+//! Files as the reading backends see them: opening, direct access, and the arithmetic of a read in several pieces.
+
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+use crate::ByteRange;
+use crate::buffer::Buffer;
+use crate::error::{Error, ErrorKind, Result};
+use crate::stats::Traffic;
+
+/// Alignment of direct reads where the system does not name one: the largest logical block in use.
+const DEFAULT_ALIGN: usize = 4096;
+
+/// Largest alignment believed: a filesystem that says more is not worth reading directly, and buffers stay bounded.
+const MAX_ALIGN: usize = 1 << 20;
+
+/// Longest single read. The system stops just short of 2 GiB anyway, at an unaligned place; this keeps pieces aligned.
+const MAX_PIECE: usize = 1 << 30;
+
+/// Bounce memory of an on-demand direct read: rows of an embedding table fit, and a longer range takes several turns.
+const BOUNCE: usize = 256 << 10;
+
+/// One open file.
+#[derive(Debug)]
+pub(crate) struct Source {
+    path: PathBuf,
+    file: fs::File,
+    align: usize, // 1 when reads go through the page cache
+}
+
+impl Source {
+    /// Opens for reads through the page cache.
+    pub(crate) fn buffered(path: &Path) -> Result<Self> {
+        Ok(Source {
+            path: path.to_owned(),
+            file: open_regular(path)?,
+            align: 1,
+        })
+    }
+
+    /// Opens for reads round the page cache and tries one, since some filesystems refuse only then.
+    pub(crate) fn direct(path: &Path) -> Result<Self> {
+        let refused = |errno: std::io::Error| {
+            Error::new(ErrorKind::NoDirect, "read directly from")
+                .path(path)
+                .note("its filesystem takes no O_DIRECT reads; use --direct off")
+                .caused_by(errno)
+        };
+        let plain = open_regular(path)?;
+        let file = match reopen_direct(path) {
+            Ok(file) => file,
+            Err(error) if is_refusal(&error) => return Err(refused(error)),
+            Err(error) => return Err(cannot_open(path, error)),
+        };
+        let source = Source {
+            path: path.to_owned(),
+            align: alignment(&plain),
+            file,
+        };
+        if source.align > MAX_ALIGN {
+            return Err(refused(Errno::INVAL.into()));
+        }
+        let mut probe = Buffer::new(source.align)?;
+        match read_at(&source.file, &mut probe, 0) {
+            Ok(_) => Ok(source),
+            Err(error) if is_refusal(&error) => Err(refused(error)),
+            Err(error) => Err(source.read_error(0, source.align, 0).caused_by(error)),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn file(&self) -> &fs::File {
+        &self.file
+    }
+
+    /// Alignment of offsets, lengths and memory in bytes; 1 when reads go through the page cache.
+    pub(crate) fn align(&self) -> usize {
+        self.align
+    }
+
+    /// An error that names this file and the place.
+    pub(crate) fn read_error(&self, offset: u64, wanted: usize, got: usize) -> Error {
+        Error::new(ErrorKind::Read, "read")
+            .path(&self.path)
+            .at(offset, wanted, got)
+    }
+
+    /// The plan for reading `range` into memory of `room` bytes.
+    pub(crate) fn plan(&self, range: ByteRange, room: usize) -> Result<Progress> {
+        Progress::new(range, self.align, room).ok_or_else(|| {
+            self.read_error(range.offset, range.len, 0).note(format!(
+                "a slot of {room} bytes with alignment {} does not hold it",
+                self.align
+            ))
+        })
+    }
+
+    /// What to say when a read of `range` ended early.
+    pub(crate) fn shortened(&self, range: ByteRange, got: usize) -> Error {
+        Error::new(ErrorKind::Shortened, "read")
+            .path(&self.path)
+            .at(range.offset, range.len, got)
+            .note("the file got shorter, or was never whole; fetch it again")
+    }
+
+    /// Reads `range` into `buffer`, blocking; the answer is where in the buffer the bytes are.
+    pub(crate) fn fill(
+        &self,
+        range: ByteRange,
+        buffer: &mut [u8],
+    ) -> Result<(Range<usize>, Traffic)> {
+        let mut progress = self.plan(range, buffer.len())?;
+        while let Some((offset, piece)) = progress.next() {
+            match read_at(&self.file, &mut buffer[piece], offset) {
+                Ok(got) => {
+                    if !progress.advance(got) {
+                        return Err(self.shortened(range, progress.got()));
+                    }
+                }
+                Err(error) => {
+                    let error = self
+                        .read_error(range.offset, range.len, progress.got())
+                        .caused_by(error);
+                    return Err(self.advise(error));
+                }
+            }
+        }
+        Ok((progress.place(), progress.traffic()))
+    }
+
+    /// Reads `range` to wherever the caller wants it, through aligned memory when reads are direct.
+    pub(crate) fn fetch(&self, range: ByteRange, into: &mut [u8]) -> Result<Traffic> {
+        check_length(range, into)?;
+        if self.align == 1 {
+            return Ok(self.fill(range, into)?.1);
+        }
+        let mut bounce = Buffer::new(room(range.len.min(BOUNCE), self.align))?;
+        let mut traffic = Traffic::default();
+        let mut offset = range.offset;
+        for piece in into.chunks_mut(BOUNCE) {
+            let part = ByteRange {
+                file: range.file,
+                offset,
+                len: piece.len(),
+            };
+            let (place, cost) = self.fill(part, &mut bounce)?;
+            piece.copy_from_slice(&bounce[place]);
+            traffic += cost;
+            offset += piece.len() as u64;
+        }
+        Ok(traffic)
+    }
+
+    /// Says which flag helps, where one does.
+    pub(crate) fn advise(&self, error: Error) -> Error {
+        let refused = error.cause().is_some_and(is_refusal);
+        if self.align > 1 && refused {
+            error.note("the filesystem refuses O_DIRECT here; use --direct off")
+        } else {
+            error
+        }
+    }
+}
+
+/// Opens each path in turn.
+pub(crate) fn open_all(paths: &[PathBuf], direct: bool) -> Result<Vec<Source>> {
+    paths
+        .iter()
+        .map(|path| {
+            if direct {
+                Source::direct(path)
+            } else {
+                Source::buffered(path)
+            }
+        })
+        .collect()
+}
+
+/// The file of a range, or an error for an index that no path was given for.
+pub(crate) fn lookup<T>(files: &[T], range: ByteRange) -> Result<&T> {
+    files.get(range.file.0 as usize).ok_or_else(|| {
+        Error::new(ErrorKind::Usage, "read")
+            .at(range.offset, range.len, 0)
+            .note(format!(
+                "file {} was asked for and {} are open",
+                range.file.0,
+                files.len()
+            ))
+    })
+}
+
+/// An error unless `into` is as long as the range.
+pub(crate) fn check_length(range: ByteRange, into: &[u8]) -> Result<()> {
+    if into.len() == range.len {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Usage, "read")
+        .at(range.offset, range.len, 0)
+        .note(format!("the memory given is {} bytes long", into.len())))
+}
+
+/// Memory needed for a chunk of `len` bytes widened to `align` at both ends.
+pub(crate) fn room(len: usize, align: usize) -> usize {
+    if align == 1 {
+        len
+    } else {
+        len.saturating_add(2 * align - 2) & !(align - 1)
+    }
+}
+
+/// Opens a regular file (or block device) for reading.
+pub(crate) fn open_regular(path: &Path) -> Result<fs::File> {
+    let file = fs::File::open(path).map_err(|error| cannot_open(path, error))?;
+    let kind = file
+        .metadata()
+        .map_err(|error| cannot_open(path, error))?
+        .file_type();
+    if kind.is_dir() {
+        return Err(cannot_open(path, Errno::ISDIR.into()));
+    }
+    Ok(file)
+}
+
+pub(crate) fn cannot_open(path: &Path, error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Open, "open")
+        .path(path)
+        .caused_by(error)
+}
+
+/// One read at an offset; interrupted ones are begun again.
+pub(crate) fn read_at(file: &fs::File, into: &mut [u8], offset: u64) -> std::io::Result<usize> {
+    loop {
+        match rustix::io::pread(file, &mut *into, offset) {
+            Err(Errno::INTR) => {}
+            result => return result.map_err(Into::into),
+        }
+    }
+}
+
+/// Whether an error means "not directly", and not "not at all".
+fn is_refusal(error: &std::io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS)
+    )
+}
+
+#[cfg(target_os = "linux")]
+fn reopen_direct(path: &Path) -> std::io::Result<fs::File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
+    fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn reopen_direct(_path: &Path) -> std::io::Result<fs::File> {
+    Err(Errno::OPNOTSUPP.into())
+}
+
+/// Alignment that direct reads of this file want, as a power of two.
+#[cfg(target_os = "linux")]
+fn alignment(file: &fs::File) -> usize {
+    use rustix::fs::{AtFlags, StatxFlags, statx};
+    // Kernels before 6.1 leave the mask's bit unset; an answer of 0 means that the filesystem takes none, which the
+    // trial read will find out. Memory is page-aligned, so only more than a page of it would matter, and none asks that.
+    match statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+        Ok(found) if found.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
+            let wanted = found.stx_dio_offset_align.max(found.stx_dio_mem_align) as usize;
+            // At least a page: smaller pieces gain nothing, and pages are what the block layer moves.
+            wanted.max(DEFAULT_ALIGN).next_power_of_two()
+        }
+        _ => DEFAULT_ALIGN,
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn alignment(_file: &fs::File) -> usize {
+    DEFAULT_ALIGN
+}
+
+/// How far a read has come: the chunk widened to the alignment, filled from the front in pieces.
+#[derive(Clone, Debug)]
+pub(crate) struct Progress {
+    start: u64,   // where in the file the widened read begins
+    lead: usize,  // bytes before the range
+    need: usize,  // bytes from `start` that must arrive: up to the range's last
+    whole: usize, // the same, widened at the end
+    have: usize,  // bytes from `start` that have arrived; a multiple of `align` until done
+    align: usize,
+    traffic: Traffic,
+}
+
+impl Progress {
+    /// `None` when the widened range does not fit into `room` bytes, or its end not into 63 bits.
+    fn new(range: ByteRange, align: usize, room: usize) -> Option<Self> {
+        let end = range
+            .end()
+            .filter(|&end| end <= i64::MAX as u64 - align as u64)?;
+        let start = range.offset & !(align as u64 - 1);
+        let lead = (range.offset - start) as usize;
+        let need = usize::try_from(end - start).ok()?;
+        let whole = need.checked_next_multiple_of(align)?;
+        let progress = Progress {
+            start,
+            lead,
+            need,
+            whole,
+            have: 0,
+            align,
+            traffic: Traffic::default(),
+        };
+        (whole <= room).then_some(progress)
+    }
+
+    /// The next read: offset in the file and place in the buffer. `None` when all is there.
+    pub(crate) fn next(&self) -> Option<(u64, Range<usize>)> {
+        let wanted = self.lead < self.need && self.have < self.need;
+        wanted.then(|| {
+            (
+                self.start + self.have as u64,
+                self.have..self.whole.min(self.have + MAX_PIECE),
+            )
+        })
+    }
+
+    /// Books `got` bytes; false when that was no progress, which means the file ends there.
+    pub(crate) fn advance(&mut self, got: usize) -> bool {
+        self.traffic += Traffic {
+            bytes: got as u64,
+            reads: 1,
+        };
+        let have = self.have + got;
+        if have >= self.need {
+            self.have = have;
+            return true;
+        }
+        // A direct read that goes on must go on at an aligned place; the odd bytes are read again.
+        let kept = have & !(self.align - 1);
+        let moved = kept > self.have;
+        self.have = if moved { kept } else { have };
+        moved
+    }
+
+    /// Bytes of the range itself that have arrived.
+    pub(crate) fn got(&self) -> usize {
+        self.have.min(self.need).saturating_sub(self.lead)
+    }
+
+    /// Where in the buffer the range's bytes are.
+    pub(crate) fn place(&self) -> Range<usize> {
+        self.lead..self.need
+    }
+
+    pub(crate) fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FileIndex;
+
+    fn range(offset: u64, len: usize) -> ByteRange {
+        ByteRange {
+            file: FileIndex(0),
+            offset,
+            len,
+        }
+    }
+
+    #[test]
+    fn widened_at_both_ends() {
+        let progress = Progress::new(range(5000, 100), 4096, 4096).unwrap();
+        assert_eq!(progress.next(), Some((4096, 0..4096)));
+        assert_eq!(progress.place(), 904..1004);
+        assert!(Progress::new(range(4095, 2), 4096, 4096).is_none());
+        assert_eq!(room(2, 4096), 8192);
+        assert!(Progress::new(range(4095, 2), 4096, room(2, 4096)).is_some());
+    }
+
+    #[test]
+    fn short_direct_reads_go_on_aligned_and_end() {
+        let mut progress = Progress::new(range(10, 9000), 4096, 1 << 20).unwrap();
+        assert!(progress.advance(5000));
+        assert_eq!(progress.next(), Some((4096, 4096..12288)));
+        assert!(!progress.advance(100), "no whole block more: the file ends");
+        assert_eq!(progress.got(), 4186);
+        assert_eq!(
+            progress.traffic(),
+            Traffic {
+                bytes: 5100,
+                reads: 2
+            }
+        );
+    }
+
+    #[test]
+    fn buffered_reads_take_any_piece() {
+        let mut progress = Progress::new(range(7, 10), 1, 10).unwrap();
+        assert!(progress.advance(3));
+        assert_eq!(progress.next(), Some((10, 3..10)));
+        assert!(progress.advance(7));
+        assert_eq!((progress.next(), progress.place()), (None, 0..10));
+        assert!(!Progress::new(range(7, 10), 1, 10).unwrap().advance(0));
+    }
+
+    #[test]
+    fn nothing_wraps() {
+        assert!(Progress::new(range(u64::MAX, 1), 4096, usize::MAX).is_none());
+        assert!(Progress::new(range(i64::MAX as u64, 1), 1, usize::MAX).is_none());
+        assert_eq!(
+            Progress::new(range(5, 0), 4096, 4096).unwrap().next(),
+            None,
+            "no bytes, no read"
+        );
+        assert_eq!(room(usize::MAX, 4096), usize::MAX & !4095);
+    }
+}

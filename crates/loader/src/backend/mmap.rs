@@ -1,0 +1,226 @@
+//! Chunks in place: the file is mapped, pages are populated as chunks are waited for and dropped behind them.
+//!
+//! Lazy, and without memory of its own: a slot is empty, the bytes are the page cache's. What is mapped counts as ours
+//! while it is mapped, so releasing a chunk unmaps its pages (from this process, not from the cache: whoever else uses
+//! the file keeps it warm). A fault maps up to a whole folio, also before the chunk, so the drop reaches back.
+//!
+//! A file that is cut while it is mapped: populating notices and gives an error, and so does the check at the start of
+//! each pass. What remains is a cut between the populating of a chunk and its use by a kernel, or of a page that a
+//! neighbour's drop took: then the process gets SIGBUS. Use `pread` or `uring` for files that others may cut. A file
+//! that is overwritten in place changes the bytes under our feet: the check at the next pass notices, the current pass
+//! computes nonsense, as it would with any backend.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use memmap2::{Mmap, UncheckedAdvice};
+
+use super::file::{cannot_open, check_length, lookup, open_regular};
+use super::{Backend, Failed, Filled, Slot, Ticket};
+use crate::ByteRange;
+use crate::error::{Error, ErrorKind, Result};
+use crate::stats::Traffic;
+
+/// Largest folio that a fault maps at once: a huge page of the page cache.
+const FOLIO: usize = 2 << 20;
+
+/// The mapping backend.
+#[derive(Debug)]
+pub struct Mapped {
+    files: Vec<Region>,
+}
+
+#[derive(Debug)]
+struct Region {
+    path: PathBuf,
+    file: fs::File,
+    map: Arc<Mmap>,
+    length: u64,
+    changed: Option<SystemTime>, // none where the filesystem keeps no such time
+}
+
+impl Mapped {
+    /// Maps the files.
+    ///
+    /// # Errors
+    /// When a file cannot be opened or mapped.
+    pub fn open(paths: &[PathBuf]) -> Result<Self> {
+        let files = paths.iter().map(|path| {
+            let file = open_regular(path)?;
+            let metadata = file.metadata().map_err(|error| cannot_open(path, error))?;
+            // SAFETY: the mapping is private and read-only and lives as long as any `Filled` that points into it. Bytes
+            // may still change if someone writes to the file; they are only ever read as plain bytes, for which any value
+            // is valid, and the module's page states what a cut file does.
+            let map = unsafe { Mmap::map(&file) }.map_err(|error| cannot_open(path, error))?;
+            Ok(Region {
+                path: path.clone(),
+                map: Arc::new(map),
+                length: metadata.len(),
+                changed: metadata.modified().ok(),
+                file,
+            })
+        });
+        Ok(Mapped {
+            files: files.collect::<Result<_>>()?,
+        })
+    }
+
+    /// The region of a range and the range's place in it.
+    fn find(&self, range: ByteRange) -> Result<(&Region, std::ops::Range<usize>)> {
+        let region = lookup(&self.files, range)?;
+        let end = range
+            .end()
+            .and_then(|end| usize::try_from(end).ok())
+            .filter(|&end| end <= region.map.len());
+        match end {
+            Some(end) => Ok((region, end - range.len..end)),
+            None => {
+                let got = (region.map.len() as u64).saturating_sub(range.offset);
+                Err(region.shortened(range, usize::try_from(got).unwrap_or(usize::MAX)))
+            }
+        }
+    }
+
+    fn fill(&self, slot: Slot, range: ByteRange) -> std::result::Result<Filled, Failed> {
+        let found = self.find(range).and_then(|(region, place)| {
+            region.populate(range, &place)?;
+            Ok((Arc::clone(&region.map), place))
+        });
+        match found {
+            Ok((map, place)) => Ok(Filled::mapped(range, slot, map, place)),
+            Err(error) => Err(Failed {
+                error,
+                slot: Some(slot),
+            }),
+        }
+    }
+}
+
+impl Region {
+    fn shortened(&self, range: ByteRange, got: usize) -> Error {
+        Error::new(ErrorKind::Shortened, "read")
+            .path(&self.path)
+            .at(range.offset, range.len, got)
+            .note("the file got shorter, or was never whole; fetch it again")
+    }
+
+    /// Brings the pages in now, where the kernel can, so that a missing page is an error here and not a signal later.
+    fn populate(&self, range: ByteRange, place: &std::ops::Range<usize>) -> Result<()> {
+        #[cfg(target_os = "linux")]
+        {
+            use rustix::io::Errno;
+            loop {
+                let Err(error) =
+                    self.map
+                        .advise_range(memmap2::Advice::PopulateRead, place.start, place.len())
+                else {
+                    return Ok(());
+                };
+                match Errno::from_io_error(&error) {
+                    Some(Errno::INTR | Errno::AGAIN) => {}
+                    Some(Errno::INVAL) => return Ok(()), // before Linux 5.14: faults will bring the pages in
+                    Some(Errno::FAULT) => return Err(self.shortened(range, 0)),
+                    _ => {
+                        let error = Error::new(ErrorKind::Read, "read").caused_by(error);
+                        return Err(error.path(&self.path).at(range.offset, range.len, 0));
+                    }
+                }
+            }
+        }
+        #[cfg(not(target_os = "linux"))]
+        {
+            let _ = (range, place);
+            Ok(())
+        }
+    }
+
+    /// Unmaps the pages of a chunk and of what its faults may have mapped before it.
+    fn drop_behind(&self, range: ByteRange) {
+        let Some(end) = range.end().and_then(|end| usize::try_from(end).ok()) else {
+            return;
+        };
+        let start = (end - range.len).saturating_sub(FOLIO) & !(FOLIO - 1);
+        // SAFETY: the mapping is backed by a file and read-only, so the advice loses nothing: a page that somebody still
+        // uses is faulted in again from the same file with the same bytes. `start..end` is inside the mapping, because
+        // `find` has seen this range. A failure only leaves pages mapped.
+        let _ = unsafe {
+            self.map
+                .unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start)
+        };
+    }
+}
+
+impl Backend for Mapped {
+    fn slot(&self, _capacity: usize) -> Result<Slot> {
+        Ok(Slot::default())
+    }
+
+    fn submit(&self, slot: Slot, range: ByteRange) -> Ticket {
+        Ticket::unread(range, slot)
+    }
+
+    fn wait(&self, ticket: Ticket) -> std::result::Result<Filled, Failed> {
+        ticket.settle(|slot, range| self.fill(slot, range))
+    }
+
+    fn release(&self, filled: Filled) -> Slot {
+        if let Ok(region) = lookup(&self.files, filled.range()) {
+            region.drop_behind(filled.range());
+        }
+        filled.into_slot()
+    }
+
+    fn read(&self, range: ByteRange, into: &mut [u8]) -> Result<Traffic> {
+        check_length(range, into)?;
+        let (region, _) = self.find(range)?;
+        // A read, not a copy from the mapping: it maps no pages that nobody would drop, and a cut file is an error.
+        let mut got = 0;
+        while got < into.len() {
+            match super::file::read_at(&region.file, &mut into[got..], range.offset + got as u64) {
+                Ok(0) => return Err(region.shortened(range, got)),
+                Ok(more) => got += more,
+                Err(error) => {
+                    let error = Error::new(ErrorKind::Read, "read").caused_by(error);
+                    return Err(error.path(&region.path).at(range.offset, range.len, got));
+                }
+            }
+        }
+        Ok(Traffic {
+            bytes: range.len as u64,
+            reads: 1,
+        })
+    }
+
+    fn begin_pass(&self) -> Result<()> {
+        for region in &self.files {
+            let now = region
+                .file
+                .metadata()
+                .map_err(|error| cannot_open(&region.path, error))?;
+            if now.len() != region.length || now.modified().ok() != region.changed {
+                return Err(Error::new(ErrorKind::Changed, "go on with")
+                    .path(&region.path)
+                    .note(format!(
+                        "it was written to while in use: {} bytes at open, {} now; start again",
+                        region.length,
+                        now.len()
+                    )));
+            }
+        }
+        Ok(())
+    }
+
+    fn depth(&self) -> usize {
+        0
+    }
+
+    fn name(&self) -> &'static str {
+        "mmap"
+    }
+
+    fn describe(&self) -> String {
+        format!("mmap files={} drop_behind=yes", self.files.len())
+    }
+}
