@@ -1,0 +1,330 @@
+//! Activations: the f32 values of some tokens, and the 8-bit forms of them that quantised weights are multiplied with.
+//!
+//! An 8-bit form has one scale per group of values: 256 for the K formats, 32 for the other quantised ones. With `amax` the
+//! largest magnitude in the group, `scale = amax/127` and `q = round_ties_even(x · (127/amax))`. A group that is all zero,
+//! or so small that 127/amax is not finite, has scale 0 and `q` 0. A group with a value that is not finite has scale NaN
+//! and `q` 0, so that it shows in every product instead of passing for a large number.
+
+use crate::format::Format;
+use crate::isa::{Isa, Portable};
+
+/// `tokens × cols` activations, token-major.
+///
+/// One is meant to be used over and over: its buffers grow to the largest shape seen and stay.
+#[derive(Debug, Default)]
+pub struct Acts {
+    tokens: usize,
+    cols: usize,
+    values: Vec<f32>, // tokens × cols
+    per_32: Form<i32>,
+    per_256: Form<i16>,
+}
+
+/// The activations in 8 bits. Scales and sums lie block-major where kernels have tokens in their lanes.
+#[derive(Debug, Default)]
+pub(crate) struct Form<Sum> {
+    ready: bool,
+    /// tokens × cols, −127 to 127.
+    pub q: Vec<i8>,
+    /// groups × tokens.
+    pub scales: Vec<f32>,
+    /// Sums of `q`: per 32, groups × tokens; per 16 within groups of 256, tokens × cols/16.
+    pub sums: Vec<Sum>,
+}
+
+/// Which form of the activations a format is multiplied with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Values,
+    Per32,
+    Per256,
+}
+
+/// The form that goes with a format.
+fn wanted(format: Format) -> Wanted {
+    match format.block_len() {
+        32 => Wanted::Per32,
+        256 => Wanted::Per256,
+        _ => Wanted::Values,
+    }
+}
+
+impl Acts {
+    /// No tokens yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes over a copy of `x`, which holds `x.len() / cols` tokens (0 is fine), and forgets all earlier 8-bit forms.
+    ///
+    /// # Panics
+    /// When `cols` is 0 or `x` is not a whole number of tokens.
+    pub fn fill(&mut self, x: &[f32], cols: usize) {
+        assert!(
+            cols > 0 && x.len().is_multiple_of(cols),
+            "{} activations in rows of {cols}",
+            x.len()
+        );
+        (self.tokens, self.cols) = (x.len() / cols, cols);
+        self.values.clear();
+        self.values.reserve_exact(x.len());
+        self.values.extend_from_slice(x);
+        (self.per_32.ready, self.per_256.ready) = (false, false);
+    }
+
+    /// Builds the form that rows of `format` are multiplied with, unless it is there already.
+    ///
+    /// # Panics
+    /// When the columns are not a whole number of the format's blocks; such rows cannot exist.
+    pub fn prepare(&mut self, isa: Isa, format: Format) {
+        let (tokens, cols) = (self.tokens, self.cols);
+        assert!(
+            cols.is_multiple_of(format.block_len()),
+            "{format} has no rows of {cols} columns"
+        );
+        match wanted(format) {
+            Wanted::Per32 if !self.per_32.ready => {
+                self.per_32
+                    .resize(tokens * cols, tokens * (cols / 32), tokens * (cols / 32));
+                isa.run(Build32 {
+                    x: &self.values,
+                    form: &mut self.per_32,
+                    tokens,
+                    cols,
+                });
+                self.per_32.ready = true;
+            }
+            Wanted::Per256 if !self.per_256.ready => {
+                self.per_256
+                    .resize(tokens * cols, tokens * (cols / 256), tokens * (cols / 16));
+                isa.run(Build256 {
+                    x: &self.values,
+                    form: &mut self.per_256,
+                    tokens,
+                    cols,
+                });
+                self.per_256.ready = true;
+            }
+            _ => {}
+        }
+    }
+
+    /// The activations as they were filled in, (tokens, cols).
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Values per token.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Whether [`Acts::prepare`] has been called for a format like this one since the last [`Acts::fill`].
+    pub fn is_prepared(&self, format: Format) -> bool {
+        match wanted(format) {
+            Wanted::Values => true,
+            Wanted::Per32 => self.per_32.ready,
+            Wanted::Per256 => self.per_256.ready,
+        }
+    }
+
+    /// The form with a scale per 32 values.
+    pub(crate) fn per_32(&self) -> &Form<i32> {
+        &self.per_32
+    }
+
+    /// The form with a scale per 256 values.
+    pub(crate) fn per_256(&self) -> &Form<i16> {
+        &self.per_256
+    }
+}
+
+impl<Sum: Copy + Default> Form<Sum> {
+    /// Makes room, exactly: these buffers count in the memory budget.
+    fn resize(&mut self, q: usize, scales: usize, sums: usize) {
+        resize(&mut self.q, q);
+        resize(&mut self.scales, scales);
+        resize(&mut self.sums, sums);
+    }
+}
+
+/// Resizes without the slack of amortised growth.
+fn resize<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) {
+    buffer.reserve_exact(len.saturating_sub(buffer.len()));
+    buffer.resize(len, T::default());
+}
+
+/// Adding and subtracting 1.5·2^23 rounds a small float to an integer, ties to even, in every CPU's default mode.
+const ROUND: f32 = 12_582_912.0;
+
+/// Scale and factor of one group of values.
+#[inline(always)]
+fn scale_and_factor(x: &[f32]) -> (f32, f32) {
+    // Magnitudes compare as integers, and so do infinities and NaNs above them, whatever the order.
+    let amax = x
+        .iter()
+        .fold(0, |amax: u32, x| amax.max(x.to_bits() & 0x7fff_ffff));
+    let amax = f32::from_bits(amax);
+    let factor = 127.0 / amax;
+    if !amax.is_finite() {
+        (f32::NAN, 0.0)
+    } else if !factor.is_finite() {
+        (0.0, 0.0)
+    } else {
+        (amax / 127.0, factor)
+    }
+}
+
+/// Quantises 16 values and gives their sum.
+#[inline(always)]
+fn quantise_16(x: &[f32; 16], factor: f32, q: &mut [i8; 16]) -> i32 {
+    let mut sum = 0;
+    for i in 0..16 {
+        // A factor of 0 stands for all zero, also where x is not finite and the product would be NaN.
+        let scaled = if factor == 0.0 { 0.0 } else { x[i] * factor };
+        let rounded = (scaled + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
+        q[i] = rounded as i8;
+        sum += rounded;
+    }
+    sum
+}
+
+struct Build32<'a> {
+    x: &'a [f32],
+    form: &'a mut Form<i32>,
+    tokens: usize,
+    cols: usize,
+}
+
+impl Portable for Build32<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let groups = self.cols / 32;
+        let (x, _) = self.x.as_chunks::<32>();
+        let (q, _) = self.form.q.as_chunks_mut::<32>();
+        for (at, (x, q)) in x.iter().zip(q).enumerate() {
+            let (token, group) = (at / groups, at % groups);
+            let (scale, factor) = scale_and_factor(x);
+            let mut sum = 0;
+            for (x, q) in x.as_chunks::<16>().0.iter().zip(q.as_chunks_mut::<16>().0) {
+                sum += quantise_16(x, factor, q);
+            }
+            self.form.scales[group * self.tokens + token] = scale;
+            self.form.sums[group * self.tokens + token] = sum;
+        }
+    }
+}
+
+struct Build256<'a> {
+    x: &'a [f32],
+    form: &'a mut Form<i16>,
+    tokens: usize,
+    cols: usize,
+}
+
+impl Portable for Build256<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let groups = self.cols / 256;
+        let (x, _) = self.x.as_chunks::<256>();
+        let (q, _) = self.form.q.as_chunks_mut::<256>();
+        let (sums, _) = self.form.sums.as_chunks_mut::<16>();
+        for (at, ((x, q), sums)) in x.iter().zip(q).zip(sums).enumerate() {
+            let (token, group) = (at / groups, at % groups);
+            let (scale, factor) = scale_and_factor(x);
+            for ((x, q), sum) in x
+                .as_chunks::<16>()
+                .0
+                .iter()
+                .zip(q.as_chunks_mut::<16>().0)
+                .zip(sums)
+            {
+                *sum = quantise_16(x, factor, q) as i16; // at most 16·127
+            }
+            self.form.scales[group * self.tokens + token] = scale;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(x: &[f32], cols: usize, format: Format) -> Acts {
+        let mut acts = Acts::new();
+        acts.fill(x, cols);
+        acts.prepare(Isa::scalar(), format);
+        acts
+    }
+
+    #[test]
+    fn rounds_to_even_and_keeps_sums() {
+        let mut x = [0.0; 64];
+        x[..5].copy_from_slice(&[127.0, 0.5, 1.5, -2.5, -127.0]); // factor 1: halves are ties
+        x[32] = 2.0;
+        let acts = filled(&x, 64, Format::Q8_0);
+        assert_eq!(acts.per_32().q[..5], [127, 0, 2, -2, -127]);
+        assert_eq!(acts.per_32().q[32], 127);
+        assert_eq!(acts.per_32().scales[..2], [1.0, 2.0 / 127.0]);
+        assert_eq!(acts.per_32().sums, [0, 127]);
+    }
+
+    #[test]
+    fn scales_lie_block_major() {
+        let mut x = vec![0.0; 2 * 512];
+        (x[0], x[256], x[512], x[768]) = (127.0, 254.0, 381.0, 508.0);
+        let acts = filled(&x, 512, Format::Q6_K);
+        assert_eq!(acts.per_256().scales[..4], [1.0, 3.0, 2.0, 4.0]);
+        assert_eq!(acts.per_256().sums[32], 127); // second token, first group of 16
+    }
+
+    #[test]
+    fn odd_groups() {
+        for (value, scale) in [
+            (0.0, 0.0),
+            (1e-38, 0.0),
+            (f32::INFINITY, f32::NAN),
+            (f32::NAN, f32::NAN),
+        ] {
+            for format in [Format::Q4_0, Format::Q4_K] {
+                let mut x = [0.0; 256];
+                x[3] = value;
+                let acts = filled(&x, 256, format);
+                let (got, q) = match wanted(format) {
+                    Wanted::Per32 => (acts.per_32().scales[0], &acts.per_32().q),
+                    _ => (acts.per_256().scales[0], &acts.per_256().q),
+                };
+                assert!(
+                    got == scale || (got.is_nan() && scale.is_nan()),
+                    "{value} gives {got}"
+                );
+                assert!(q.iter().all(|&q| q == 0));
+            }
+        }
+        let acts = filled(&[f32::MAX; 32], 32, Format::Q4_0);
+        assert_eq!(acts.per_32().q, [127; 32]);
+    }
+
+    #[test]
+    fn forms_last_until_the_next_fill() {
+        let mut acts = filled(&[1.0; 32], 32, Format::Q8_0);
+        assert!(
+            acts.is_prepared(Format::Q4_1)
+                && acts.is_prepared(Format::F16)
+                && !acts.is_prepared(Format::Q4_K)
+        );
+        acts.fill(&[], 32);
+        assert_eq!((acts.tokens(), acts.is_prepared(Format::Q4_1)), (0, false));
+        acts.prepare(Isa::scalar(), Format::Q4_1);
+        assert!(acts.is_prepared(Format::Q4_1));
+    }
+}

@@ -1,0 +1,151 @@
+//! CPU levels: which sets of instructions the kernels may use, proved by the type and chosen once.
+
+use core::fmt;
+
+#[cfg(target_arch = "x86_64")]
+use crate::x86::Avx2;
+
+/// Environment variable that forces a level, for tests and for comparing levels.
+const VARIABLE: &str = "SLUICE_ISA";
+
+/// A CPU level. Having one proves that this CPU can run it, so every kernel is safe to call with any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Isa {
+    level: Level,
+}
+
+/// What an [`Isa`] stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// Portable code for the baseline of the target; defines the bits.
+    Scalar,
+    /// AVX2 with FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+}
+
+/// Portable code that is compiled once for every level, so that wide registers are used with the same bits.
+///
+/// `run` must be `#[inline(always)]`, and so must everything that it calls: a function that is not inlined keeps the
+/// baseline's instructions.
+pub(crate) trait Portable {
+    /// What the code gives back.
+    type Out;
+    /// Runs the code.
+    fn run(self) -> Self::Out;
+}
+
+impl Isa {
+    /// The best level of this CPU, or the one that the environment variable `SLUICE_ISA` names (`scalar`, `avx2`; empty
+    /// counts as unset).
+    ///
+    /// # Errors
+    /// When the variable names no level, or one that this CPU does not have.
+    pub fn detect() -> Result<Self, IsaError> {
+        match std::env::var_os(VARIABLE) {
+            Some(value) if !value.is_empty() => Self::named(&value.to_string_lossy()),
+            _ => Ok(Self::available().pop().unwrap_or(Self::scalar())),
+        }
+    }
+
+    /// Every level that this CPU can run, the slowest (scalar) first.
+    pub fn available() -> Vec<Self> {
+        let mut levels = vec![Self::scalar()];
+        #[cfg(target_arch = "x86_64")]
+        levels.extend(Avx2::detect().map(|proof| Self {
+            level: Level::Avx2(proof),
+        }));
+        levels
+    }
+
+    /// The level that every CPU has.
+    pub const fn scalar() -> Self {
+        Self {
+            level: Level::Scalar,
+        }
+    }
+
+    /// The name of the level, as `SLUICE_ISA` takes it.
+    pub const fn name(self) -> &'static str {
+        match self.level {
+            Level::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2(_) => "avx2",
+        }
+    }
+
+    /// The level with this name, if the CPU has it.
+    fn named(name: &str) -> Result<Self, IsaError> {
+        let available = Self::available();
+        match available.iter().find(|isa| isa.name() == name) {
+            Some(&isa) => Ok(isa),
+            None => Err(IsaError {
+                value: name.to_owned(),
+                available: available.iter().map(|isa| isa.name()).collect(),
+            }),
+        }
+    }
+
+    /// What to dispatch on.
+    pub(crate) const fn level(self) -> Level {
+        self.level
+    }
+
+    /// Runs portable code, compiled for this level.
+    #[inline]
+    pub(crate) fn run<P: Portable>(self, code: P) -> P::Out {
+        match self.level {
+            Level::Scalar => code.run(),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2(proof) => proof.run(code),
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The environment asks for a level that this CPU does not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IsaError {
+    value: String,
+    available: Vec<&'static str>,
+}
+
+impl fmt::Display for IsaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{VARIABLE}={} names no level of this CPU, which has {}; unset it to take the best",
+            self.value,
+            self.available.join(", ")
+        )
+    }
+}
+
+impl core::error::Error for IsaError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_go_by_their_names() {
+        for isa in Isa::available() {
+            assert_eq!(Isa::named(isa.name()), Ok(isa));
+        }
+        assert_eq!(Isa::available()[0], Isa::scalar());
+    }
+
+    #[test]
+    fn an_unknown_level_is_named_with_what_there_is() {
+        let text = Isa::named("AVX9").unwrap_err().to_string();
+        assert!(
+            text.contains("SLUICE_ISA=AVX9") && text.contains("scalar"),
+            "{text}"
+        );
+    }
+}

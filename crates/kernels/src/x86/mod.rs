@@ -1,0 +1,41 @@
+//! The x86-64 levels. The only folder with unsafe code: its border is one type per level that proves the CPU has it.
+
+use std::arch::is_x86_feature_detected;
+
+use crate::acts::Acts;
+use crate::isa::Portable;
+use crate::rows::QuantRows;
+
+mod avx2;
+
+/// Proof that this CPU has AVX2, FMA and F16C, and that the system saves the wide registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// The proof, if it holds.
+    pub(crate) fn detect() -> Option<Self> {
+        let all = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        all.then_some(Self(()))
+    }
+
+    /// Portable code, compiled with wide registers.
+    #[inline]
+    pub(crate) fn run<P: Portable>(self, code: P) -> P::Out {
+        // SAFETY: `self` exists only where `detect` has found the features that `avx2::run` is compiled with.
+        unsafe { avx2::run(code) }
+    }
+
+    /// y = W·x; the caller has checked shapes and forms, and there is at least one row and one token.
+    pub(crate) fn matmul(self, w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+        crate::scalar::matmul(w, x, y);
+    }
+
+    /// Halves to singles, as many as the shorter of the two holds.
+    pub(crate) fn decode_f16(self, halves: &[[u8; 2]], out: &mut [f32]) {
+        // SAFETY: as in `run`.
+        unsafe { avx2::decode_f16(halves, out) }
+    }
+}
