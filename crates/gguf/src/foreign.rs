@@ -15,68 +15,82 @@ pub(crate) fn describe(head: &[u8]) -> Error {
         ErrorKind::Unsupported,
         format!("not a GGUF file: {what}; {advice}"),
     )
-    .at(0)
 }
+
+const CONVERT: &str = "convert the model to GGUF";
+const OLD: &str = "convert the model again with a current tool, or download it as GGUF";
+const UNPACK: &str = "unpack it first";
+const LFS: &str = "run `git lfs pull`, or download the file itself";
+
+/// First bytes, what they mean, and what to do.
+const PREFIXES: [(&[u8], &str, &str); 15] = [
+    // GGML's magics are little-endian numbers, so their letters stand in reverse.
+    (b"lmgg", "a legacy GGML file from before GGUF", OLD),
+    (
+        b"fmgg",
+        "a legacy GGMF file (old GGML) from before GGUF",
+        OLD,
+    ),
+    (
+        b"tjgg",
+        "a legacy GGJT file (old GGML) from before GGUF",
+        OLD,
+    ),
+    (
+        b"algg",
+        "a legacy GGLA adapter (old GGML) from before GGUF",
+        OLD,
+    ),
+    (
+        b"FUGG",
+        "GGUF backwards, as if big-endian",
+        "convert it to little-endian",
+    ),
+    (
+        b"version https://git-lfs",
+        "a Git LFS pointer, which stands for the real file",
+        LFS,
+    ),
+    (
+        b"PK\x03\x04",
+        "a zip archive, such as a PyTorch checkpoint",
+        CONVERT,
+    ),
+    (
+        b"\x80\x02",
+        "a Python pickle, such as an old PyTorch checkpoint",
+        CONVERT,
+    ),
+    (b"\x89HDF", "an HDF5 file", CONVERT),
+    (b"\x1f\x8b", "compressed with gzip", UNPACK),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd", UNPACK),
+    (b"\xfd7zXZ", "compressed with xz", UNPACK),
+    (b"BZh", "compressed with bzip2", UNPACK),
+    (b"7z\xbc\xaf", "a 7-zip archive", UNPACK),
+    (b"Rar!", "a RAR archive", UNPACK),
+];
 
 fn recognise(head: &[u8]) -> (String, &'static str) {
-    let known = |what: &str, advice| (what.to_owned(), advice);
-    match head {
-        // GGML's own magics, written as little-endian numbers, so that the letters stand in reverse.
-        [b'l', b'm', b'g', b'g', ..] => known("a legacy GGML file from before GGUF", CONVERT),
-        [b'f', b'm', b'g', b'g', ..] => {
-            known("a legacy GGMF file (old GGML) from before GGUF", CONVERT)
-        }
-        [b't', b'j', b'g', b'g', ..] => {
-            known("a legacy GGJT file (old GGML) from before GGUF", CONVERT)
-        }
-        [b'a', b'l', b'g', b'g', ..] => {
-            known("a legacy GGLA adapter (old GGML) from before GGUF", CONVERT)
-        }
-        [b'F', b'U', b'G', b'G', ..] => known(
-            "its magic is GGUF backwards, as if big-endian",
-            "convert it to little-endian",
-        ),
-        [b'P', b'K', 3..=8, 4..=9, ..] => known(
-            "a zip archive, such as a PyTorch checkpoint",
-            "unpack it, or convert the model to GGUF",
-        ),
-        [0x1f, 0x8b, ..] => known("compressed with gzip", UNPACK),
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => known("compressed with zstd", UNPACK),
-        [0xfd, b'7', b'z', b'X', b'Z', ..] => known("compressed with xz", UNPACK),
-        [b'B', b'Z', b'h', ..] => known("compressed with bzip2", UNPACK),
-        [b'7', b'z', 0xbc, 0xaf, ..] => known("a 7-zip archive", UNPACK),
-        [0x80, 2..=5, ..] => known(
-            "a Python pickle, such as an old PyTorch checkpoint",
-            "convert the model to GGUF",
-        ),
-        [0x89, b'H', b'D', b'F', ..] => known("an HDF5 file", "convert the model to GGUF"),
-        // Eight bytes of header length, then the JSON header.
-        [_, _, _, _, _, 0, 0, 0, b'{', ..] => {
-            known("a safetensors file", "convert the model to GGUF")
-        }
-        _ if head.starts_with(b"version https://git-lfs") => known(
-            "a Git LFS pointer, which stands for the real file",
-            "run `git lfs pull`, or download the file itself",
-        ),
-        _ if !head.is_empty() && head.iter().all(|&b| b == 0) => known(
-            "it begins with zeros (all zero), as a preallocated or paused download does",
-            "download it again",
-        ),
-        _ => text(head).unwrap_or_else(|| {
-            let magic = &head[..head.len().min(4)];
-            (
-                format!(
-                    "its magic is {magic:02x?} \"{}\", wanted \"GGUF\"",
-                    escape(magic)
-                ),
-                "is this the right file?",
-            )
-        }),
+    if let Some((_, what, advice)) = PREFIXES.iter().find(|p| head.starts_with(p.0)) {
+        return ((*what).to_owned(), advice);
     }
+    // Eight bytes of header length, less than 16 MB, then the header, which is JSON.
+    if matches!(head, [_, _, _, 0, 0, 0, 0, 0, b'{', ..]) {
+        return ("a safetensors file".to_owned(), CONVERT);
+    }
+    if !head.is_empty() && head.iter().all(|&b| b == 0) {
+        let what = "all zero at its beginning, as a preallocated or paused download is";
+        return (what.to_owned(), "download it again");
+    }
+    text(head).unwrap_or_else(|| {
+        let magic = &head[..head.len().min(4)];
+        let what = format!(
+            "its magic is \"{}\" ({magic:02x?}), wanted \"GGUF\"",
+            escape(magic)
+        );
+        (what, "is this the right file?")
+    })
 }
-
-const CONVERT: &str = "convert the model again with a current tool, or download it as GGUF";
-const UNPACK: &str = "unpack it first";
 
 /// Web pages, JSON errors and other text; `None` if it is not text.
 fn text(head: &[u8]) -> Option<(String, &'static str)> {
@@ -137,7 +151,7 @@ mod tests {
             (b"<?xml version=\"1.0\"?><Error/>", "web page"),
             (b"\xef\xbb\xbf{\"error\":\"Repository not found\"}", "JSON"),
             (b"Entry not found", "Entry not found"),
-            (b"gguf\x03\0\0\0", "magic is [67, 67, 75, 66] \"gguf\""),
+            (b"gguf\x03\0\0\0", "magic is \"gguf\""),
             (b"\x7fELF\x02\x01", "magic"),
             (b"GGU", "magic"),
             (b"\x1b[2Jhello there", "magic"),

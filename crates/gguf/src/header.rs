@@ -16,8 +16,9 @@ pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
 pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
 pub(crate) const MAGIC: &[u8; 4] = b"GGUF";
 
-/// The smallest metadata entry: a key length, no key (refused later, by a better message), a type, one byte.
-const SMALLEST_ENTRY: u64 = 8 + 4 + 1;
+/// What every metadata entry begins with, the length of its key. A whole entry takes 14 bytes or more, but then the error
+/// would speak of the count where the length is what is wrong.
+const SMALLEST_ENTRY: u64 = 8;
 /// The smallest tensor info: a name length, no name and no dimensions (refused later), a type, an offset.
 const SMALLEST_INFO: u64 = 8 + 4 + 4 + 8;
 

@@ -247,12 +247,17 @@ fn check_ranges(tensors: &[TensorInfo], data: Data) -> Result<()> {
     let outside = |t: &&TensorInfo| t.offset + t.len > data.file_len;
     if let Some(first) = sorted().find(outside) {
         let needed = tensors.iter().map(|t| t.offset + t.len).max().unwrap_or(0);
-        // An interrupted download is a good file with its tail missing. A single wild offset or shape is something else:
-        // then the tensors overlap, or there would be room for all of them.
-        let total = tensors
+        // An interrupted download is a good file with its tail missing: tensors back to back, and nothing else wrong. A
+        // wild offset leaves a hole instead, a wild shape an overlap.
+        let padded = |t: &TensorInfo| {
+            t.len
+                .checked_next_multiple_of(data.alignment)
+                .unwrap_or(t.len)
+        };
+        let back_to_back = tensors
             .iter()
-            .fold(data.start, |sum, t| sum.saturating_add(t.len));
-        let (verdict, advice) = if overlap.is_none() && total > data.file_len {
+            .fold(data.start, |end, t| end.saturating_add(padded(t)));
+        let (verdict, advice) = if overlap.is_none() && back_to_back >= needed {
             ("incomplete (truncated)", "download it again")
         } else {
             (
