@@ -33,6 +33,8 @@ mod stats;
 mod stream;
 mod sync;
 
+#[cfg(all(not(loom), target_os = "linux"))]
+pub use backend::uring::Uring;
 pub use backend::{
     Backend, Failed, Filled, Slot, Ticket,
     memory::{Faults, Memory},

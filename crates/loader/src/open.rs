@@ -130,14 +130,34 @@ fn choose(
             Pread::buffered(paths)?
         }))
     };
-    if options.backend == Choice::Uring {
-        return Err(Error::new(ErrorKind::Unavailable, "open files")
-            .note("io_uring is not built in; use --backend pread"));
+    match options.backend {
+        Choice::Uring => uring(paths, direct, options.depth),
+        Choice::Auto => match uring(paths, direct, options.depth) {
+            Err(error) if error.kind() == ErrorKind::Unavailable => {
+                notes.push(format!("backend pread: {error}"));
+                pread()
+            }
+            Ok(backend) => {
+                notes.push("backend uring: several reads in flight and no threads".to_owned());
+                Ok(backend)
+            }
+            error => error,
+        },
+        Choice::Mmap | Choice::Pread => pread(),
     }
-    if options.backend == Choice::Auto {
-        notes.push("backend pread".to_owned());
-    }
-    pread()
+}
+
+#[cfg(target_os = "linux")]
+fn uring(paths: &[PathBuf], direct: bool, depth: Option<usize>) -> Result<Arc<dyn Backend>> {
+    Ok(Arc::new(crate::backend::uring::Uring::open(
+        paths, direct, depth,
+    )?))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn uring(_paths: &[PathBuf], _direct: bool, _depth: Option<usize>) -> Result<Arc<dyn Backend>> {
+    Err(Error::new(ErrorKind::Unavailable, "use io_uring")
+        .note("only Linux has it; use --backend pread"))
 }
 
 /// Samples per set of files: enough to tell half from most, few enough to cost under a millisecond.

@@ -71,10 +71,6 @@ impl Source {
         }
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
     pub(crate) fn file(&self) -> &fs::File {
         &self.file
     }

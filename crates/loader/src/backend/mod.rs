@@ -20,6 +20,8 @@ pub mod memory;
 pub mod mmap;
 #[cfg(not(loom))]
 pub mod pread;
+#[cfg(all(not(loom), target_os = "linux"))]
+pub mod uring;
 
 use std::fmt;
 use std::ops::{Deref, Range};
