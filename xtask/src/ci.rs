@@ -11,16 +11,27 @@ pub fn ci() -> Result {
     let mut times = Vec::new();
     let mut model = PathBuf::new();
     step(&mut times, "tidy", tidy::tidy)?;
-    step(&mut times, "fmt", || run(&mut cargo(&["fmt", "--all", "--check"])))?;
+    step(&mut times, "fmt", || {
+        run(&mut cargo(&["fmt", "--all", "--check"]))
+    })?;
     step(&mut times, "clippy", || {
-        run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+        run(&mut cargo(&[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ]))
     })?;
     step(&mut times, "fetch", || {
         model = fetch::fetch()?;
         Ok(())
     })?;
     // Without the real model its tests would skip; the variable makes them run.
-    step(&mut times, "test", || run(cargo(&["test", "--workspace"]).env("SLUICE_MODEL", &model)))?;
+    step(&mut times, "test", || {
+        run(cargo(&["test", "--workspace"]).env("SLUICE_MODEL", &model))
+    })?;
     step(&mut times, "loom", loom)?;
     step(&mut times, "doc", || {
         run(cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
@@ -37,11 +48,23 @@ pub fn ci() -> Result {
 /// The loader's loans under the model checker. Its own target folder: another RUSTFLAGS would rebuild everything.
 fn loom() -> Result {
     let target = target_dir()?.join("loom");
-    let mut test = cargo(&["test", "--release", "--package", "sluice-loader", "--test", "loom", "--target-dir"]);
+    let mut test = cargo(&[
+        "test",
+        "--release",
+        "--package",
+        "sluice-loader",
+        "--test",
+        "loom",
+        "--target-dir",
+    ]);
     run(test.arg(target).env("RUSTFLAGS", "--cfg loom"))
 }
 
-fn step(times: &mut Vec<(&'static str, f64)>, name: &'static str, work: impl FnOnce() -> Result) -> Result {
+fn step(
+    times: &mut Vec<(&'static str, f64)>,
+    name: &'static str,
+    work: impl FnOnce() -> Result,
+) -> Result {
     println!("\n==> {name}");
     let start = Instant::now();
     work().map_err(|message| format!("step {name}: {message}"))?;

@@ -18,8 +18,22 @@ pub fn demo() -> Result {
     let mut texts: Vec<(&str, String)> = Vec::new();
     let mut rows = Vec::new();
     for backend in BACKENDS {
-        let flags = ["-p", PROMPT, "-n", TOKENS, "--temp", "0", "--layers", "stream", "--stream-lm-head"];
-        let flags: Vec<String> = flags.into_iter().chain(["--backend", backend]).map(String::from).collect();
+        let flags = [
+            "-p",
+            PROMPT,
+            "-n",
+            TOKENS,
+            "--temp",
+            "0",
+            "--layers",
+            "stream",
+            "--stream-lm-head",
+        ];
+        let flags: Vec<String> = flags
+            .into_iter()
+            .chain(["--backend", backend])
+            .map(String::from)
+            .collect();
         let report = match run_json(&binary, &model, &flags, None)? {
             Outcome::Report(report) => report,
             Outcome::Forbidden { reason, .. } => {
@@ -63,7 +77,8 @@ mod tests {
         let text = |backend, text: &str| (backend, text.to_string());
         assert!(same(&[]).is_err());
         assert!(same(&[text("mmap", "a"), text("pread", "a")]).is_ok());
-        let message = same(&[text("mmap", "a"), text("pread", "a"), text("uring", "b")]).unwrap_err();
+        let message =
+            same(&[text("mmap", "a"), text("pread", "a"), text("uring", "b")]).unwrap_err();
         assert!(message.contains("mmap and uring"), "{message}");
     }
 }

@@ -1,6 +1,10 @@
 //! The `cargo xtask` command: everything that a developer or CI runs, so that no step lives in a script.
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool: printing is its output")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line tool: printing is its output"
+)]
 
 mod ci;
 mod demo;
@@ -8,6 +12,7 @@ mod fetch;
 mod sh;
 mod sluice;
 mod smoke;
+mod synth;
 mod tidy;
 
 use std::process::ExitCode;
@@ -19,6 +24,7 @@ usage: cargo xtask COMMAND
   demo            fetch, build, and run one prompt through every backend
   tidy            rules on the sources that no lint knows
   smoke [MODEL]   run a model (default: two tiny ones, written here) every way; the logits must not differ by a bit
+  synth TYPE OUT  write the tiny model whose every matrix is of TYPE, such as Q4_K
   ci              everything that has to pass: tidy, fmt, clippy, fetch, tests, loom, docs, smoke
 
 environment
@@ -34,6 +40,7 @@ fn main() -> ExitCode {
         ["tidy"] => tidy::tidy(),
         ["smoke"] => smoke::smoke(None),
         ["smoke", model] => smoke::smoke(Some(model.as_ref())),
+        ["synth", format, out] => synth::synth(format, out.as_ref()),
         ["ci"] => ci::ci(),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");

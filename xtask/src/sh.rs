@@ -9,7 +9,9 @@ pub type Result<T = ()> = std::result::Result<T, String>;
 
 /// The workspace's root folder.
 pub fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask lies in the workspace")
 }
 
 /// A command that runs in the workspace's root.
@@ -21,18 +23,29 @@ pub fn command(program: &str, args: &[&str]) -> Command {
 
 /// The cargo that runs this xtask, so that the toolchain is the same.
 pub fn cargo(args: &[&str]) -> Command {
-    command(&std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()), args)
+    command(
+        &std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()),
+        args,
+    )
 }
 
 /// Runs a command with its output going to the terminal.
 pub fn run(command: &mut Command) -> Result {
-    let status = command.status().map_err(|error| cannot_start(command, &error))?;
-    if status.success() { Ok(()) } else { Err(format!("{} failed: {status}", shown(command))) }
+    let status = command
+        .status()
+        .map_err(|error| cannot_start(command, &error))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("{} failed: {status}", shown(command)))
+    }
 }
 
 /// Runs a command and keeps what it prints, whatever its exit code.
 pub fn output(command: &mut Command) -> Result<Output> {
-    command.output().map_err(|error| cannot_start(command, &error))
+    command
+        .output()
+        .map_err(|error| cannot_start(command, &error))
 }
 
 /// Runs a command and gives its standard output; what it says on standard error becomes the error.
@@ -40,9 +53,15 @@ pub fn stdout(command: &mut Command) -> Result<String> {
     let output = output(command)?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("{} failed: {}\n{}", shown(command), output.status, said.trim_end()));
+        return Err(format!(
+            "{} failed: {}\n{}",
+            shown(command),
+            output.status,
+            said.trim_end()
+        ));
     }
-    String::from_utf8(output.stdout).map_err(|_| format!("{}: the output is not UTF-8", shown(command)))
+    String::from_utf8(output.stdout)
+        .map_err(|_| format!("{}: the output is not UTF-8", shown(command)))
 }
 
 /// What `cargo metadata` says of the workspace; with `--no-deps` in `extra` it needs neither network nor lock file.
@@ -53,7 +72,9 @@ pub fn metadata(extra: &[&str]) -> Result<Value> {
 
 /// The folder that cargo builds into.
 pub fn target_dir() -> Result<PathBuf> {
-    let folder = metadata(&["--no-deps"])?["target_directory"].as_str().map(PathBuf::from);
+    let folder = metadata(&["--no-deps"])?["target_directory"]
+        .as_str()
+        .map(PathBuf::from);
     folder.ok_or_else(|| "cargo metadata names no target_directory".into())
 }
 
@@ -64,5 +85,8 @@ fn cannot_start(command: &Command, error: &std::io::Error) -> String {
 /// The command line as a person would type it.
 fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    words
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
 }

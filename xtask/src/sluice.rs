@@ -24,10 +24,21 @@ pub enum Outcome {
 }
 
 /// Runs `sluice run MODEL … --json` with `flags`, and `isa` as the forced CPU level if there is one.
-pub fn run_json(binary: &Path, model: &Path, flags: &[String], isa: Option<&str>) -> Result<Outcome> {
-    let program = binary.to_str().ok_or_else(|| format!("{}: not UTF-8", binary.display()))?;
+pub fn run_json(
+    binary: &Path,
+    model: &Path,
+    flags: &[String],
+    isa: Option<&str>,
+) -> Result<Outcome> {
+    let program = binary
+        .to_str()
+        .ok_or_else(|| format!("{}: not UTF-8", binary.display()))?;
     let mut command = command(program, &["run"]);
-    command.arg(model).args(flags).arg("--json").stdin(std::process::Stdio::null());
+    command
+        .arg(model)
+        .args(flags)
+        .arg("--json")
+        .stdin(std::process::Stdio::null());
     if let Some(isa) = isa {
         command.env("SLUICE_ISA", isa);
     }
@@ -35,14 +46,21 @@ pub fn run_json(binary: &Path, model: &Path, flags: &[String], isa: Option<&str>
     let said = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
         let report = serde_json::from_slice(&output.stdout);
-        return report.map(Outcome::Report).map_err(|error| format!("{}: bad JSON: {error}", flags.join(" ")));
+        return report
+            .map(Outcome::Report)
+            .map_err(|error| format!("{}: bad JSON: {error}", flags.join(" ")));
     }
     match forbidden(&said) {
         Some(what) if output.status.code() == Some(1) => {
             let reason = said.lines().next().unwrap_or_default().to_string();
             Ok(Outcome::Forbidden { what, reason })
         }
-        _ => Err(format!("sluice run {} failed: {}\n{}", flags.join(" "), output.status, said.trim_end())),
+        _ => Err(format!(
+            "sluice run {} failed: {}\n{}",
+            flags.join(" "),
+            output.status,
+            said.trim_end()
+        )),
     }
 }
 
@@ -61,17 +79,24 @@ fn forbidden(said: &str) -> Option<&'static str> {
 
 /// Whether SLUICE_REQUIRE says that `what` must work here.
 pub fn required(what: &str) -> bool {
-    std::env::var("SLUICE_REQUIRE").is_ok_and(|list| list.split(',').any(|word| word.trim() == what))
+    std::env::var("SLUICE_REQUIRE")
+        .is_ok_and(|list| list.split(',').any(|word| word.trim() == what))
 }
 
 /// A number of the report by JSON pointer.
 pub fn number(report: &Value, pointer: &str) -> Result<f64> {
-    report.pointer(pointer).and_then(Value::as_f64).ok_or_else(|| format!("the report has no number at {pointer}"))
+    report
+        .pointer(pointer)
+        .and_then(Value::as_f64)
+        .ok_or_else(|| format!("the report has no number at {pointer}"))
 }
 
 /// A string of the report by JSON pointer.
 pub fn string<'a>(report: &'a Value, pointer: &str) -> Result<&'a str> {
-    report.pointer(pointer).and_then(Value::as_str).ok_or_else(|| format!("the report has no string at {pointer}"))
+    report
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .ok_or_else(|| format!("the report has no string at {pointer}"))
 }
 
 #[cfg(test)]
@@ -92,6 +117,10 @@ mod tests {
         let report = serde_json::json!({"memory": {"peak_rss_bytes": 5}, "text": "a"});
         assert_eq!(number(&report, "/memory/peak_rss_bytes").unwrap(), 5.0);
         assert_eq!(string(&report, "/text").unwrap(), "a");
-        assert!(number(&report, "/memory/anon_bytes").unwrap_err().contains("/memory/anon_bytes"));
+        assert!(
+            number(&report, "/memory/anon_bytes")
+                .unwrap_err()
+                .contains("/memory/anon_bytes")
+        );
     }
 }

@@ -5,11 +5,11 @@
 
 use crate::sh::{Result, target_dir};
 use crate::sluice::{self, Outcome, build, number, run_json, string};
+use crate::synth;
 use serde_json::Value;
 use sluice_fixtures::{Spec, TensorType};
 use std::fmt;
-use std::fs::{self, File};
-use std::io::BufWriter;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// One way to run a model.
@@ -37,12 +37,20 @@ const PLAIN: Cell = Cell {
 };
 
 /// mmap has no direct reads.
-const WAYS: [(&str, bool); 5] =
-    [("mmap", false), ("pread", false), ("pread", true), ("uring", false), ("uring", true)];
+const WAYS: [(&str, bool); 5] = [
+    ("mmap", false),
+    ("pread", false),
+    ("pread", true),
+    ("uring", false),
+    ("uring", true),
+];
 
 /// 7 rows divide no usual vocabulary and are no multiple of what a kernel takes at once.
-const HEADS: [&[&str]; 3] =
-    [&["--lm-head", "resident"], &["--stream-lm-head"], &["--stream-lm-head", "--lm-head-rows", "7"]];
+const HEADS: [&[&str]; 3] = [
+    &["--lm-head", "resident"],
+    &["--stream-lm-head"],
+    &["--stream-lm-head", "--lm-head-rows", "7"],
+];
 
 /// Chunk sizes and prompt batches: the usual ones; chunks of a few rows with the prompt token by token; chunks that
 /// split tensors unevenly with groups that do not divide the prompt.
@@ -60,15 +68,38 @@ impl Cell {
     fn flags(&self) -> Vec<String> {
         let threads = self.threads.to_string();
         let direct = if self.direct { "on" } else { "off" };
-        let fixed = ["-p", PROMPT, "-n", TOKENS, "--temp", "0", "--threads", &threads];
-        let way = ["--backend", self.backend, "--direct", direct, "--layers", self.layers];
-        [&fixed, &way[..], self.head, self.work].concat().into_iter().map(String::from).collect()
+        let fixed = [
+            "-p",
+            PROMPT,
+            "-n",
+            TOKENS,
+            "--temp",
+            "0",
+            "--threads",
+            &threads,
+        ];
+        let way = [
+            "--backend",
+            self.backend,
+            "--direct",
+            direct,
+            "--layers",
+            self.layers,
+        ];
+        [&fixed, &way[..], self.head, self.work]
+            .concat()
+            .into_iter()
+            .map(String::from)
+            .collect()
     }
 }
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let isa = self.isa.map(|isa| format!("SLUICE_ISA={isa} ")).unwrap_or_default();
+        let isa = self
+            .isa
+            .map(|isa| format!("SLUICE_ISA={isa} "))
+            .unwrap_or_default();
         write!(f, "{isa}{}", self.flags()[6..].join(" "))
     }
 }
@@ -77,14 +108,34 @@ impl fmt::Display for Cell {
 fn cells() -> Vec<Cell> {
     let mut cells = vec![PLAIN];
     for (backend, direct) in WAYS {
-        let usual = Cell { backend, direct, layers: "stream", isa: None, ..PLAIN };
+        let usual = Cell {
+            backend,
+            direct,
+            layers: "stream",
+            isa: None,
+            ..PLAIN
+        };
         for head in HEADS {
             for threads in [1, 2, 3] {
-                cells.extend(WORK.map(|work| Cell { head, threads, work, ..usual.clone() }));
+                cells.extend(WORK.map(|work| Cell {
+                    head,
+                    threads,
+                    work,
+                    ..usual.clone()
+                }));
             }
         }
-        cells.push(Cell { layers: "resident", threads: 2, ..usual.clone() });
-        cells.push(Cell { head: HEADS[1], work: WORK[2], isa: PLAIN.isa, ..usual });
+        cells.push(Cell {
+            layers: "resident",
+            threads: 2,
+            ..usual.clone()
+        });
+        cells.push(Cell {
+            head: HEADS[1],
+            work: WORK[2],
+            isa: PLAIN.isa,
+            ..usual
+        });
     }
     cells
 }
@@ -93,7 +144,9 @@ fn cells() -> Vec<Cell> {
 pub fn smoke(model: Option<&Path>) -> Result {
     let binary = build()?;
     let models = match model {
-        Some(model) => vec![std::path::absolute(model).map_err(|error| format!("{}: {error}", model.display()))?],
+        Some(model) => vec![
+            std::path::absolute(model).map_err(|error| format!("{}: {error}", model.display()))?,
+        ],
         None => write_models(&target_dir()?.join("smoke"))?,
     };
     for model in models {
@@ -106,18 +159,30 @@ pub fn smoke(model: Option<&Path>) -> Result {
 fn write_models(folder: &Path) -> Result<Vec<PathBuf>> {
     use TensorType::{Q4_0, Q4_K, Q6_K, Q8_0};
     // Formats mixed as real files mix them; a vocabulary that no chunk of rows divides, and a tied one.
-    let mix = [("attn_v.weight", Q6_K), ("ffn_down.weight", Q6_K), ("output.weight", Q8_0)];
+    let mix = [
+        ("attn_v.weight", Q6_K),
+        ("ffn_down.weight", Q6_K),
+        ("output.weight", Q8_0),
+    ];
     let overrides = mix.map(|(name, ty)| (name.to_string(), ty)).to_vec();
-    let mixed = Spec { vocab: 1031, overrides, rope_freqs: true, ..Spec::tiny(Q4_K) };
-    let tied = Spec { tied: true, attention_bias: true, kv_heads: 1, ..Spec::tiny(Q4_0) };
-    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let write = |name: &str, spec: Spec| -> Result<PathBuf> {
-        let path = folder.join(name);
-        let file = File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        spec.write_to(BufWriter::new(file)).map_err(|error| format!("{}: {error}", path.display()))?;
-        Ok(path)
+    let mixed = Spec {
+        vocab: 1031,
+        overrides,
+        rope_freqs: true,
+        ..Spec::tiny(Q4_K)
     };
-    Ok(vec![write("mixed.gguf", mixed)?, write("tied.gguf", tied)?])
+    let tied = Spec {
+        tied: true,
+        attention_bias: true,
+        kv_heads: 1,
+        ..Spec::tiny(Q4_0)
+    };
+    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let models = [("mixed.gguf", mixed), ("tied.gguf", tied)];
+    models
+        .into_iter()
+        .map(|(name, spec)| synth::write(&spec, &folder.join(name)).map(|()| folder.join(name)))
+        .collect()
 }
 
 /// Runs every cell on one model.
@@ -135,11 +200,17 @@ fn matrix(binary: &Path, model: &Path) -> Result {
                 }
                 continue;
             }
-            Ok(Outcome::Forbidden { what, reason }) => Err(format!("SLUICE_REQUIRE has {what}, but: {reason}")),
+            Ok(Outcome::Forbidden { what, reason }) => {
+                Err(format!("SLUICE_REQUIRE has {what}, but: {reason}"))
+            }
             Ok(Outcome::Report(report)) => judge(cell, &report, &mut wanted),
             Err(message) => Err(message),
         };
-        failures.extend(verdict.err().map(|message| format!("{cell}\n    {message}")));
+        failures.extend(
+            verdict
+                .err()
+                .map(|message| format!("{cell}\n    {message}")),
+        );
         if wanted.is_none() {
             break; // without the plain cell there is nothing to compare with
         }
@@ -153,21 +224,39 @@ fn matrix(binary: &Path, model: &Path) -> Result {
     let left_out: usize = skipped.iter().map(|(_, count)| count).sum();
     let ran = cells.len() - left_out;
     match failures.len() {
-        0 => println!("{}: {ran} cells, all logits equal ({})", model.display(), wanted.unwrap_or_default()),
-        count => return Err(format!("{}: {count} of {ran} cells failed", model.display())),
+        0 => println!(
+            "{}: {ran} cells, all logits equal ({})",
+            model.display(),
+            wanted.unwrap_or_default()
+        ),
+        count => {
+            return Err(format!(
+                "{}: {count} of {ran} cells failed",
+                model.display()
+            ));
+        }
     }
     Ok(())
 }
 
 /// Checks a report against the cell and the first digest; the first report sets it.
 fn judge(cell: &Cell, report: &Value, wanted: &mut Option<String>) -> Result {
-    let ran = (string(report, "/io/backend")?, report.pointer("/io/direct").and_then(Value::as_bool));
+    let ran = (
+        string(report, "/io/backend")?,
+        report.pointer("/io/direct").and_then(Value::as_bool),
+    );
     if ran != (cell.backend, Some(cell.direct)) {
-        return Err(format!("asked for {} with direct {}, ran {ran:?}", cell.backend, cell.direct));
+        return Err(format!(
+            "asked for {} with direct {}, ran {ran:?}",
+            cell.backend, cell.direct
+        ));
     }
     let streamed = number(report, "/io/streamed_bytes_per_pass")?;
     if (cell.layers == "stream") != (streamed > 0.0) {
-        return Err(format!("--layers {}, yet {streamed} bytes are streamed in a pass", cell.layers));
+        return Err(format!(
+            "--layers {}, yet {streamed} bytes are streamed in a pass",
+            cell.layers
+        ));
     }
     let digest = match report.pointer("/logits_digest") {
         Some(Value::String(text)) => text.clone(),
@@ -175,7 +264,13 @@ fn judge(cell: &Cell, report: &Value, wanted: &mut Option<String>) -> Result {
         _ => return Err("the report has no logits_digest".into()),
     };
     let wanted = wanted.get_or_insert_with(|| digest.clone());
-    if *wanted == digest { Ok(()) } else { Err(format!("logits_digest {digest}, the plain cell has {wanted}")) }
+    if *wanted == digest {
+        Ok(())
+    } else {
+        Err(format!(
+            "logits_digest {digest}, the plain cell has {wanted}"
+        ))
+    }
 }
 
 #[cfg(test)]
@@ -195,19 +290,36 @@ mod tests {
 
     #[test]
     fn a_cell_must_have_run_as_told() {
-        let cell = Cell { layers: "stream", ..PLAIN };
-        let report = |backend: &str, direct: bool, bytes: u32, digest: &str| {
-            json!({"io": {"backend": backend, "direct": direct, "streamed_bytes_per_pass": bytes}, "logits_digest": digest})
+        let cell = Cell {
+            layers: "stream",
+            ..PLAIN
         };
+        let report = |backend: &str, direct: bool, bytes: u32, digest: &str| json!({"io": {"backend": backend, "direct": direct, "streamed_bytes_per_pass": bytes}, "logits_digest": digest});
         let judge = |report: &Value| {
             let mut wanted = Some("a".to_string());
             judge(&cell, report, &mut wanted)
         };
         assert!(judge(&report("pread", false, 9, "a")).is_ok());
-        assert!(judge(&report("mmap", false, 9, "a")).unwrap_err().contains("asked for pread"));
-        assert!(judge(&report("pread", true, 9, "a")).unwrap_err().contains("direct false"));
-        assert!(judge(&report("pread", false, 0, "a")).unwrap_err().contains("0 bytes"));
-        assert!(judge(&report("pread", false, 9, "b")).unwrap_err().contains("logits_digest b"));
+        assert!(
+            judge(&report("mmap", false, 9, "a"))
+                .unwrap_err()
+                .contains("asked for pread")
+        );
+        assert!(
+            judge(&report("pread", true, 9, "a"))
+                .unwrap_err()
+                .contains("direct false")
+        );
+        assert!(
+            judge(&report("pread", false, 0, "a"))
+                .unwrap_err()
+                .contains("0 bytes")
+        );
+        assert!(
+            judge(&report("pread", false, 9, "b"))
+                .unwrap_err()
+                .contains("logits_digest b")
+        );
     }
 
     #[test]

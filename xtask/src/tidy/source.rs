@@ -12,7 +12,11 @@ pub fn code_only(text: &str) -> String {
             at += 1;
         } else {
             let end = (at + length).min(chars.len());
-            out.extend(chars[at..end].iter().map(|&c| if c == '\n' { '\n' } else { ' ' }));
+            out.extend(
+                chars[at..end]
+                    .iter()
+                    .map(|&c| if c == '\n' { '\n' } else { ' ' }),
+            );
             at = end;
         }
     }
@@ -27,7 +31,9 @@ fn blank_length(chars: &[char], at: usize) -> usize {
         ['/', '*', ..] => block_comment(rest),
         ['"', ..] => quoted(rest, '"'),
         // A raw string only where no identifier ends in the r: `for"` does not exist, but `br"` does.
-        ['r', '"' | '#', ..] if at == 0 || !is_word(chars[at - 1]) || chars[at - 1] == 'b' => raw_string(rest),
+        ['r', '"' | '#', ..] if at == 0 || !is_word(chars[at - 1]) || chars[at - 1] == 'b' => {
+            raw_string(rest)
+        }
         // A character, not a lifetime: the quote closes after one character or an escape.
         ['\'', '\\', ..] => quoted(rest, '\''),
         ['\'', _, '\'', ..] => 3,
@@ -64,9 +70,13 @@ fn raw_string(rest: &[char]) -> usize {
     if rest.get(1 + hashes) != Some(&'"') {
         return 0;
     }
-    let closing: Vec<char> = std::iter::once('"').chain(std::iter::repeat_n('#', hashes)).collect();
+    let closing: Vec<char> = std::iter::once('"')
+        .chain(std::iter::repeat_n('#', hashes))
+        .collect();
     let body = 2 + hashes;
-    let end = rest[body..].windows(closing.len()).position(|window| window == closing);
+    let end = rest[body..]
+        .windows(closing.len())
+        .position(|window| window == closing);
     end.map_or(rest.len(), |end| body + end + closing.len())
 }
 
@@ -90,7 +100,13 @@ pub fn words(code: &str) -> impl Iterator<Item = (&str, &str)> {
 pub fn std_modules(code: &str) -> Vec<&str> {
     let mut found = Vec::new();
     for (word, tail) in words(code) {
-        let Some(path) = tail.strip_prefix("::").filter(|_| word == "std").map(str::trim_start) else { continue };
+        let Some(path) = tail
+            .strip_prefix("::")
+            .filter(|_| word == "std")
+            .map(str::trim_start)
+        else {
+            continue;
+        };
         match path.strip_prefix('{') {
             None => found.extend(words(path).next().map(|(module, _)| module)),
             Some(group) => found.extend(group_heads(group)),
@@ -150,8 +166,14 @@ mod tests {
 
     #[test]
     fn std_modules_are_found_in_paths_and_groups() {
-        assert_eq!(std_modules("std::fs::read(p); std :: io::stdin()"), ["fs", "io"]);
-        assert_eq!(std_modules("use std::{fmt, io::{self, Read},\n thread};"), ["fmt", "io", "thread"]);
+        assert_eq!(
+            std_modules("std::fs::read(p); std :: io::stdin()"),
+            ["fs", "io"]
+        );
+        assert_eq!(
+            std_modules("use std::{fmt, io::{self, Read},\n thread};"),
+            ["fmt", "io", "thread"]
+        );
         assert_eq!(std_modules("mystd::fs; standard::io"), [""; 0]);
     }
 }
