@@ -43,11 +43,14 @@ const TEMPORARY: &str = ".fetch-";
 
 /// $SLUICE_CACHE, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice; an empty variable counts as absent.
 fn cache_dir() -> Result<PathBuf> {
-    choose_cache_dir(|name| {
+    let variable = |name: &str| {
         std::env::var_os(name)
             .filter(|value| !value.is_empty())
             .map(PathBuf::from)
-    })
+    };
+    let chosen = choose_cache_dir(variable)?;
+    // The programs that get this path run in the workspace's root.
+    std::path::absolute(&chosen).map_err(|error| format!("{}: {error}", chosen.display()))
 }
 
 fn choose_cache_dir(variable: impl Fn(&str) -> Option<PathBuf>) -> Result<PathBuf> {
@@ -106,7 +109,8 @@ fn download(into: &Path) -> Result<PathBuf> {
     run(&mut pip).map_err(|message| {
         format!(
             "{message}\nno network, or no package index? pip takes a mirror from PIP_INDEX_URL and a proxy from \
-             HTTPS_PROXY; or put {NAME} (SHA-256 {SHA256}) into the cache folder yourself"
+             HTTPS_PROXY; or put {NAME} (SHA-256 {SHA256}) into {} yourself",
+            into.parent().unwrap_or(into).display()
         )
     })?;
     let entries = fs::read_dir(into).map_err(|error| format!("{folder}: {error}"))?;

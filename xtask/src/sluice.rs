@@ -66,11 +66,11 @@ pub fn run_json(
 
 /// Whether an error says that the machine forbids io_uring or direct reads, and which.
 ///
-/// The program names the cause (seccomp or the sysctl) and the flag to use instead; nothing else counts as a reason.
+/// The program names the cause and the flag to use instead; nothing else counts as a reason.
 fn forbidden(said: &str) -> Option<&'static str> {
-    if said.contains("kernel.io_uring_disabled") {
+    if said.contains("io_uring") && said.contains("use --backend pread") {
         Some("uring")
-    } else if said.contains("--direct off") {
+    } else if said.contains("O_DIRECT") && said.contains("use --direct off") {
         Some("direct")
     } else {
         None
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn only_named_causes_count_as_forbidden() {
         let uring = "error: io_uring is not allowed: seccomp, or sysctl kernel.io_uring_disabled; use --backend pread";
-        let direct = "error: model.gguf: the file system refuses direct reads; use --direct off";
+        let direct = "error: model.gguf: its filesystem takes no O_DIRECT reads; use --direct off";
         assert_eq!(forbidden(uring), Some("uring"));
         assert_eq!(forbidden(direct), Some("direct"));
         assert_eq!(forbidden("error: io_uring: read failed: EIO"), None);

@@ -251,6 +251,13 @@ fn judge(cell: &Cell, report: &Value, wanted: &mut Option<String>) -> Result {
             cell.backend, cell.direct
         ));
     }
+    let cpu = (string(report, "/cpu/isa")?, number(report, "/cpu/threads")?);
+    if cpu.1 != f64::from(cell.threads) || cell.isa.is_some_and(|isa| isa != cpu.0) {
+        return Err(format!(
+            "asked for {:?} and {} threads, ran {cpu:?}",
+            cell.isa, cell.threads
+        ));
+    }
     let streamed = number(report, "/io/streamed_bytes_per_pass")?;
     if (cell.layers == "stream") != (streamed > 0.0) {
         return Err(format!(
@@ -294,7 +301,7 @@ mod tests {
             layers: "stream",
             ..PLAIN
         };
-        let report = |backend: &str, direct: bool, bytes: u32, digest: &str| json!({"io": {"backend": backend, "direct": direct, "streamed_bytes_per_pass": bytes}, "logits_digest": digest});
+        let report = |backend: &str, direct: bool, bytes: u32, digest: &str| json!({"io": {"backend": backend, "direct": direct, "streamed_bytes_per_pass": bytes}, "cpu": {"isa": "scalar", "threads": 1}, "logits_digest": digest});
         let judge = |report: &Value| {
             let mut wanted = Some("a".to_string());
             judge(&cell, report, &mut wanted)
@@ -324,7 +331,7 @@ mod tests {
 
     #[test]
     fn the_first_digest_is_what_the_others_are_compared_with() {
-        let report = json!({"io": {"backend": "pread", "direct": false, "streamed_bytes_per_pass": 0}, "logits_digest": 7});
+        let report = json!({"io": {"backend": "pread", "direct": false, "streamed_bytes_per_pass": 0}, "cpu": {"isa": "scalar", "threads": 1}, "logits_digest": 7});
         let mut wanted = None;
         judge(&PLAIN, &report, &mut wanted).unwrap();
         assert_eq!(wanted.as_deref(), Some("7"));
