@@ -205,14 +205,14 @@ fn refuse(why: &str) -> Error {
 
 /// A count that cannot be true is refused before anything is reserved for it.
 fn check_count(what: &str, count: u64, smallest: u64, cursor: &Cursor<'_>) -> Result<()> {
-    let most = cursor.left() / smallest;
+    let most = cursor.file_left() / smallest;
     if count <= most {
         return Ok(());
     }
     let why = format!(
         "{what} {count}, but the {} bytes up to the end of file hold at most {most}: the file is truncated or damaged, \
          download it again",
-        cursor.left()
+        cursor.file_left()
     );
     Err(Error::new(ErrorKind::Truncated, why).at(cursor.pos()))
 }

@@ -113,6 +113,11 @@ impl<'a> Cursor<'a> {
         self.end.saturating_sub(self.pos())
     }
 
+    /// Bytes up to the end of the source, whatever the cursor's own end.
+    pub fn file_left(&self) -> u64 {
+        self.file_len.saturating_sub(self.pos())
+    }
+
     /// Fails unless `n` more bytes are there. Call it before anything of size `n` is allocated.
     pub fn want(&self, n: u64, what: fmt::Arguments<'_>) -> Result<()> {
         if n <= self.left() {
@@ -124,7 +129,7 @@ impl<'a> Cursor<'a> {
 
     #[cold]
     pub fn too_short(&self, n: u64, what: fmt::Arguments<'_>) -> Error {
-        let error = if self.end < self.file_len && n <= self.file_len.saturating_sub(self.pos()) {
+        let error = if self.end < self.file_len && n <= self.file_left() {
             let why = format!(
                 "{what}: {n} bytes more would pass the limit of {} bytes (Limits::header_bytes)",
                 self.end
@@ -175,6 +180,18 @@ impl<'a> Cursor<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The next `n` bytes in memory of their own. Unlike [`take`](Self::take) it does not grow the buffer: long values
+    /// would lie in memory twice.
+    pub fn take_owned(&mut self, n: usize, what: fmt::Arguments<'_>) -> Result<Box<[u8]>> {
+        self.want(n as u64, what)?;
+        let mut out = Vec::with_capacity(n);
+        while out.len() < n {
+            let piece = (n - out.len()).min(self.buf.len());
+            out.extend_from_slice(self.take(piece, what)?);
+        }
+        Ok(out.into())
     }
 
     /// Moves on by `n` bytes without reading them.
@@ -247,7 +264,7 @@ mod tests {
         let data: Vec<u8> = (0..200).collect();
         let source = Stutter(data.clone(), AtomicBool::new(true));
         let mut cursor = Cursor::new(&source, 200, 0, 199);
-        let mut seen = cursor.take(50, format_args!("a")).unwrap().to_vec();
+        let mut seen = cursor.take_owned(50, format_args!("a")).unwrap().into_vec();
         cursor.skip(100, format_args!("b")).unwrap();
         assert_eq!(cursor.pos(), 150);
         seen.extend(cursor.take(49, format_args!("c")).unwrap());

@@ -257,12 +257,17 @@ fn check_ranges(tensors: &[TensorInfo], data: Data) -> Result<()> {
         let back_to_back = tensors
             .iter()
             .fold(data.start, |end, t| end.saturating_add(padded(t)));
-        let (verdict, advice) = if overlap.is_none() && back_to_back >= needed {
-            ("incomplete (truncated)", "download it again")
+        let (kind, verdict, advice) = if overlap.is_none() && back_to_back >= needed {
+            (
+                ErrorKind::Truncated,
+                "incomplete (truncated)",
+                "download it again",
+            )
         } else {
             (
+                ErrorKind::Malformed,
                 "damaged",
-                "its tensor infos cannot be right; download it again or convert the model again",
+                "download it again, or convert the model again",
             )
         };
         let why = format!(
@@ -275,7 +280,7 @@ fn check_ranges(tensors: &[TensorInfo], data: Data) -> Result<()> {
             tensors.len(),
             data.file_len,
         );
-        return Err(Error::new(ErrorKind::Truncated, why));
+        return Err(Error::new(kind, why));
     }
     if let Some((a, b)) = overlap {
         let why = format!(

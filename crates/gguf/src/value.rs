@@ -212,11 +212,8 @@ impl Value {
                 let len = cursor.u64(format_args!("length of the value of key {key}"))?;
                 cursor.want(len, format_args!("value of key {key}"))?;
                 charge(memory, len, key, limits)?;
-                Ok(Self::String(
-                    cursor
-                        .take(len as usize, format_args!("value of key {key}"))?
-                        .into(),
-                ))
+                let bytes = cursor.take_owned(len as usize, format_args!("value of key {key}"))?;
+                Ok(Self::String(bytes))
             }
             _ => {
                 let at = cursor.pos();
@@ -322,11 +319,12 @@ fn walk_array(
             }
         }
         ValueType::Bool => {
-            for _ in 0..len {
+            while cursor.pos() < offset + len {
                 let at = cursor.pos();
-                let [byte] = cursor.bytes(format_args!("array of key {key}"))?;
-                if byte > 1 {
-                    return Err(bad_bool(key, byte).at(at));
+                let piece = (offset + len - at).min(4096) as usize; // a page at a time, to see many at once
+                let flags = cursor.take(piece, format_args!("array of key {key}"))?;
+                if let Some(i) = flags.iter().position(|&flag| flag > 1) {
+                    return Err(bad_bool(key, flags[i]).at(at + i as u64));
                 }
             }
         }
