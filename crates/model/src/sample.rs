@@ -1,0 +1,428 @@
+//! Choosing the next token from logits.
+//!
+//! In this order: the repeat penalty; then, unless the temperature is 0, top-k, top-p and min-p on the probabilities at
+//! temperature 1, and a draw at the temperature asked for among the tokens that are left (llama.cpp's order). Equal
+//! logits rank by id, lowest first. The same seed, logits and history give the same token on every machine.
+
+use rand_pcg::Pcg64;
+use rand_pcg::rand_core::{Rng, SeedableRng};
+use std::cmp::Ordering;
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::BuildHasher;
+
+/// How tokens are chosen. The default is greedy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplerOptions {
+    /// Temperature; 0 takes the largest logit (greedy).
+    pub temp: f32,
+    /// Choose among this many tokens with the largest logits; 0 for all.
+    pub top_k: usize,
+    /// Choose among the fewest tokens whose probabilities add up to this; 1 or more for all, 0 for the largest alone.
+    pub top_p: f32,
+    /// Choose among the tokens that are at least this times as probable as the most probable one; 0 for all.
+    pub min_p: f32,
+    /// Makes tokens that came before less likely: their logits are divided by it if positive, else multiplied. 1 for off.
+    pub repeat_penalty: f32,
+    /// How many of the last tokens count as having come before.
+    pub repeat_last_n: usize,
+    /// Start of the random numbers; `None` for a random one ([`Sampler::seed`] tells which).
+    pub seed: Option<u64>,
+}
+
+impl Default for SamplerOptions {
+    fn default() -> SamplerOptions {
+        SamplerOptions {
+            temp: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repeat_penalty: 1.0,
+            repeat_last_n: 64, // long enough for a loop of some sentences, short enough to let words come back
+            seed: None,
+        }
+    }
+}
+
+/// An option outside its range.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplerError {
+    flag: &'static str,
+    wanted: &'static str,
+    found: f32,
+}
+
+impl SamplerError {
+    /// The command-line flag at fault, as in `--temp`.
+    pub fn flag(&self) -> &'static str {
+        self.flag
+    }
+}
+
+impl fmt::Display for SamplerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: wanted {}, found {}", self.flag, self.wanted, self.found)
+    }
+}
+
+impl std::error::Error for SamplerError {}
+
+/// A logit that is not a number, or infinite: the weights are damaged or a sum overflowed, and any choice would be noise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NonFinite {
+    /// The first token with such a logit.
+    pub id: usize,
+    /// The logit.
+    pub value: f32,
+}
+
+impl fmt::Display for NonFinite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the logit of token {} is {}, wanted a finite number", self.id, self.value)
+    }
+}
+
+impl std::error::Error for NonFinite {}
+
+/// Chooses tokens.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    options: SamplerOptions,
+    seed: u64,
+    rng: Pcg64,
+    ids: Vec<u32>,     // candidates
+    weights: Vec<f64>, // of the candidates, relative to the most probable one
+}
+
+impl Sampler {
+    /// A sampler with these options.
+    ///
+    /// # Errors
+    /// When an option is negative, not a number or otherwise out of range; names its flag.
+    pub fn new(options: SamplerOptions) -> Result<Sampler, SamplerError> {
+        let check = |flag, value: f32, wanted, fits: bool| {
+            if fits && !value.is_nan() { Ok(()) } else { Err(SamplerError { flag, wanted, found: value }) }
+        };
+        let SamplerOptions { temp, top_p, min_p, repeat_penalty, .. } = options;
+        check("--temp", temp, "a finite number of at least 0", (0.0..=f32::MAX).contains(&temp))?;
+        check("--top-p", top_p, "a number of at least 0", top_p >= 0.0)?;
+        check("--min-p", min_p, "a number from 0 to 1", (0.0..=1.0).contains(&min_p))?;
+        let positive = repeat_penalty > 0.0 && repeat_penalty.is_finite();
+        check("--repeat-penalty", repeat_penalty, "a finite number above 0", positive)?;
+        // The standard library's hash keys are random: a source of seeds that needs no crate.
+        let seed = options.seed.unwrap_or_else(|| RandomState::new().hash_one("seed"));
+        let rng = Pcg64::seed_from_u64(seed);
+        Ok(Sampler { options, seed, rng, ids: Vec::new(), weights: Vec::new() })
+    }
+
+    /// The seed in force; given as an option it reproduces the choices.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The next token, given a logit per token of the vocabulary and the tokens so far, oldest first. The repeat penalty
+    /// is applied to `logits` in place.
+    ///
+    /// # Errors
+    /// When a logit is not finite.
+    ///
+    /// # Panics
+    /// If `logits` is empty.
+    pub fn next(&mut self, logits: &mut [f32], history: &[u32]) -> Result<u32, NonFinite> {
+        if let Some(id) = logits.iter().position(|l| !l.is_finite()) {
+            return Err(NonFinite { id, value: logits[id] });
+        }
+        self.penalise(logits, history);
+        let best = largest(logits);
+        let SamplerOptions { temp, top_k, top_p, .. } = self.options;
+        if temp == 0.0 || top_k == 1 || top_p == 0.0 {
+            return Ok(best);
+        }
+        self.ids.clear();
+        self.ids.extend(0..logits.len() as u32);
+        let top = logits[best as usize];
+        self.keep_top_k(logits);
+        self.keep_top_p(logits, top);
+        self.keep_min_p(logits, top);
+        Ok(self.draw(logits, top))
+    }
+
+    /// Lowers the logits of the tokens that came last, each once.
+    fn penalise(&mut self, logits: &mut [f32], history: &[u32]) {
+        let SamplerOptions { repeat_penalty, repeat_last_n, .. } = self.options;
+        if repeat_penalty == 1.0 {
+            return;
+        }
+        self.ids.clear();
+        self.ids.extend_from_slice(&history[history.len().saturating_sub(repeat_last_n)..]);
+        self.ids.sort_unstable();
+        self.ids.dedup();
+        for &id in &self.ids {
+            if let Some(logit) = logits.get_mut(id as usize) {
+                let lowered = if *logit > 0.0 { *logit / repeat_penalty } else { *logit * repeat_penalty };
+                *logit = lowered.clamp(f32::MIN, f32::MAX); // differences of logits must stay numbers
+            }
+        }
+    }
+
+    /// Keeps the `top_k` largest, in order.
+    fn keep_top_k(&mut self, logits: &[f32]) {
+        let k = self.options.top_k;
+        if k > 0 && k < self.ids.len() {
+            self.sort_first(logits, k);
+            self.ids.truncate(k);
+        }
+    }
+
+    /// Keeps the fewest that have `top_p` of the probability, in order.
+    fn keep_top_p(&mut self, logits: &[f32], top: f32) {
+        let p = f64::from(self.options.top_p);
+        if p >= 1.0 {
+            return;
+        }
+        let weight = |id: u32| exp(f64::from(logits[id as usize]) - f64::from(top));
+        let wanted = p * self.ids.iter().map(|&id| weight(id)).sum::<f64>();
+        // Usually a few tokens have nearly all of the probability: sort no more than that.
+        const FIRST_TRY: usize = 256; // sorted in microseconds, against milliseconds for all of them
+        let mut sorted = FIRST_TRY;
+        loop {
+            let n = sorted.min(self.ids.len());
+            self.sort_first(logits, n);
+            let mut sum = 0.0;
+            let enough = self.ids[..n].iter().position(|&id| {
+                sum += weight(id);
+                sum >= wanted
+            });
+            match enough {
+                Some(last) => return self.ids.truncate(last + 1),
+                None if n == self.ids.len() => return, // rounding kept the sum just below
+                None => sorted *= 8,
+            }
+        }
+    }
+
+    /// Keeps those at least `min_p` times as probable as the most probable.
+    fn keep_min_p(&mut self, logits: &[f32], top: f32) {
+        let p = f64::from(self.options.min_p);
+        if p > 0.0 {
+            self.ids.retain(|&id| exp(f64::from(logits[id as usize]) - f64::from(top)) >= p);
+        }
+    }
+
+    /// Draws one of the candidates at the temperature.
+    fn draw(&mut self, logits: &[f32], top: f32) -> u32 {
+        let temp = f64::from(self.options.temp);
+        self.weights.clear();
+        self.weights.extend(self.ids.iter().map(|&id| exp((f64::from(logits[id as usize]) - f64::from(top)) / temp)));
+        let total: f64 = self.weights.iter().sum();
+        // 53 random bits make a number in [0, 1) that f64 holds exactly.
+        let mut left = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64 * total;
+        let mut chosen = None;
+        for (&id, &weight) in self.ids.iter().zip(&self.weights) {
+            if weight > 0.0 {
+                chosen = Some(id);
+                if left < weight {
+                    break;
+                }
+            }
+            left -= weight;
+        }
+        chosen.expect("the most probable token is a candidate of weight 1")
+    }
+
+    /// Moves the `n` best candidates to the front, best first.
+    fn sort_first(&mut self, logits: &[f32], n: usize) {
+        let order = |&a: &u32, &b: &u32| {
+            let by_logit = logits[b as usize].partial_cmp(&logits[a as usize]);
+            by_logit.unwrap_or(Ordering::Equal).then(a.cmp(&b))
+        };
+        if n < self.ids.len() {
+            self.ids.select_nth_unstable_by(n, order);
+        }
+        self.ids[..n].sort_unstable_by(order);
+    }
+}
+
+/// The id of the largest logit, the lowest of equal ones.
+fn largest(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    for (id, &logit) in logits.iter().enumerate() {
+        if logit > logits[best] {
+            best = id;
+        }
+    }
+    best as u32
+}
+
+/// e^x for x ≤ 0 within 1e-15 of it; 0 below −80, where it is less than the generator of random numbers can tell from 0.
+///
+/// Made of additions and multiplications only, so that every machine gets the same bits.
+fn exp(x: f64) -> f64 {
+    if x < -80.0 {
+        return 0.0;
+    }
+    // x = k·ln 2 + r with |r| ≤ ln 2 / 2; the upper part of ln 2 has trailing zeros, so that its product with k is exact.
+    const LN2_HIGH: f64 = 6.931_471_803_691_238_164_90e-1;
+    const LN2_LOW: f64 = 1.908_214_929_270_587_700_02e-10;
+    let k = (x * std::f64::consts::LOG2_E).round();
+    let r = (x - k * LN2_HIGH) - k * LN2_LOW;
+    // Taylor's series: the first term left out is below 0.35^14 / 14! = 5e-18.
+    let series = (1..=13).rev().fold(1.0, |sum, n| 1.0 + sum * r / f64::from(n));
+    series * f64::from_bits(((1023 + k as i64) as u64) << 52)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampler(options: SamplerOptions) -> Sampler {
+        Sampler::new(SamplerOptions { seed: options.seed.or(Some(1)), ..options }).unwrap()
+    }
+
+    /// How often each of the tokens is drawn.
+    fn counts(options: SamplerOptions, logits: &[f32], draws: usize) -> Vec<usize> {
+        let mut sampler = sampler(options);
+        let mut counts = vec![0; logits.len()];
+        for _ in 0..draws {
+            counts[sampler.next(&mut logits.to_vec(), &[]).unwrap() as usize] += 1;
+        }
+        counts
+    }
+
+    fn warm(temp: f32) -> SamplerOptions {
+        SamplerOptions { temp, ..Default::default() }
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_of_equals() {
+        let mut greedy = sampler(SamplerOptions::default());
+        assert_eq!(greedy.next(&mut [1.0, 3.0, 3.0, -7.0], &[]), Ok(1));
+        assert_eq!(greedy.next(&mut [0.0; 5], &[]), Ok(0));
+        assert_eq!(greedy.next(&mut [-0.0, 0.0], &[]), Ok(0));
+    }
+
+    #[test]
+    fn damaged_logits_are_an_error() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for options in [warm(0.0), warm(1.0)] {
+                let found = sampler(options).next(&mut [0.0, bad, bad], &[]).unwrap_err();
+                assert_eq!(found.id, 1);
+                assert_eq!(found.value.to_bits(), bad.to_bits());
+            }
+        }
+    }
+
+    /// χ² of observed counts against probabilities.
+    fn chi_square(counts: &[usize], probabilities: &[f64]) -> f64 {
+        let draws: usize = counts.iter().sum();
+        let term = |(&n, &p): (&usize, &f64)| (n as f64 - p * draws as f64).powi(2) / (p * draws as f64);
+        counts.iter().zip(probabilities).map(term).sum()
+    }
+
+    #[test]
+    fn draws_follow_the_probabilities() {
+        let logits = [0.0, 1.0, 2.0, -1.0, 0.5];
+        for temp in [0.5, 1.0, 2.0] {
+            let weights: Vec<f64> = logits.iter().map(|&l| f64::from(l / temp).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            let probabilities: Vec<f64> = weights.iter().map(|w| w / total).collect();
+            let found = chi_square(&counts(warm(temp), &logits, 20_000), &probabilities);
+            assert!(found < 18.5, "{found}"); // exceeded once in 1000 by chance (4 degrees of freedom); the seed is fixed
+        }
+    }
+
+    #[test]
+    fn extreme_temperatures_work() {
+        assert_eq!(counts(warm(1e-30), &[1.0, 1.0001, 0.0], 100), [0, 100, 0]);
+        assert_eq!(counts(warm(f32::from_bits(1)), &[-3e38, 3e38], 100), [0, 100]);
+        let flat = counts(warm(f32::MAX), &[1.0, -5.0], 10_000);
+        assert!(flat.iter().all(|&n| n > 4500), "{flat:?}");
+        let tied = counts(warm(1e-30), &[2.0, 2.0, 0.0], 10_000);
+        assert!(tied[0] > 4500 && tied[1] > 4500, "{tied:?}");
+    }
+
+    #[test]
+    fn top_k_keeps_the_largest_and_the_lowest_of_equals() {
+        let top = |top_k| SamplerOptions { top_k, ..warm(1.0) };
+        let found = counts(top(2), &[1.0, 2.0, 1.0, 1.0], 2000);
+        assert!(found[0] > 0 && found[1] > 0 && found[2..] == [0, 0], "{found:?}");
+        assert_eq!(counts(top(1), &[1.0, 1.1], 50), [0, 50]);
+        assert!(counts(top(99), &[1.0, 1.0], 200).iter().all(|&n| n > 0));
+    }
+
+    #[test]
+    fn top_p_keeps_the_fewest_that_suffice() {
+        let top = |top_p| SamplerOptions { top_p, ..warm(1.0) };
+        let logits = [0.1f32.ln(), 0.5f32.ln(), 0.1f32.ln(), 0.3f32.ln()];
+        assert_eq!(counts(top(0.0), &logits, 100), [0, 100, 0, 0]);
+        assert_eq!(counts(top(0.49), &logits, 100), [0, 100, 0, 0]);
+        let found = counts(top(0.7), &logits, 1000);
+        assert!(found[0] == 0 && found[2] == 0 && found[3] > 200, "{found:?}");
+        let found = counts(top(0.85), &logits, 1000); // of the two tenths the lower id comes first
+        assert!(found[0] > 50 && found[2] == 0, "{found:?}");
+        assert!(counts(top(1.5), &logits, 1000).iter().all(|&n| n > 0));
+        // A flat distribution needs more than the first try: exactly half of the tokens have half of it.
+        let found = counts(top(0.5), &[0.0; 2000], 50_000);
+        assert!(found[..1000].iter().all(|&n| n > 0) && found[1001..].iter().all(|&n| n == 0));
+    }
+
+    #[test]
+    fn min_p_is_relative_to_the_most_probable() {
+        let options = SamplerOptions { min_p: 0.25, ..warm(1.0) };
+        let found = counts(options, &[0.8f32.ln(), 0.19f32.ln(), 0.21f32.ln()], 2000);
+        assert!(found[1] == 0 && found[2] > 100, "{found:?}");
+        assert_eq!(counts(SamplerOptions { min_p: 1.0, ..warm(1.0) }, &[1.0, 2.0], 50), [0, 50]);
+    }
+
+    #[test]
+    fn the_penalty_lowers_each_token_once() {
+        let options = SamplerOptions { repeat_penalty: 2.0, repeat_last_n: 3, ..Default::default() };
+        let mut logits = [4.0, -4.0, 3.0, 0.0, 4.0];
+        // Token 4 is too long ago, 99 is no token, 0 came twice.
+        assert_eq!(sampler(options.clone()).next(&mut logits, &[4, 0, 0, 1]), Ok(4));
+        assert_eq!(logits, [2.0, -8.0, 3.0, 0.0, 4.0]);
+        assert_eq!(sampler(options).next(&mut logits, &[99]), Ok(4));
+        let off = SamplerOptions { repeat_penalty: 2.0, repeat_last_n: 0, ..Default::default() };
+        assert_eq!(sampler(off).next(&mut [4.0, 3.0], &[0]), Ok(0));
+        let up = SamplerOptions { repeat_penalty: 0.1, ..warm(1.0) };
+        assert_eq!(sampler(up).next(&mut [3e38, 0.0], &[0]), Ok(0));
+    }
+
+    #[test]
+    fn a_seed_reproduces_and_seeds_differ() {
+        let run = |seed| {
+            let mut sampler = Sampler::new(SamplerOptions { seed, ..warm(1.0) }).unwrap();
+            let ids: Vec<u32> = (0..50).map(|_| sampler.next(&mut [0.0; 100], &[]).unwrap()).collect();
+            (sampler.seed(), ids)
+        };
+        assert_eq!(run(Some(7)), run(Some(7)));
+        assert_ne!(run(Some(7)).1, run(Some(8)).1);
+        let (seed, ids) = run(None);
+        assert_eq!(run(Some(seed)).1, ids);
+        assert_ne!(run(None).0, seed);
+    }
+
+    #[test]
+    fn options_out_of_range_name_their_flag() {
+        let good = SamplerOptions::default;
+        for bad in [-1.0, f32::NAN, f32::NEG_INFINITY] {
+            let flag = |options| Sampler::new(options).unwrap_err().flag();
+            assert_eq!(flag(SamplerOptions { temp: bad, ..good() }), "--temp");
+            assert_eq!(flag(SamplerOptions { top_p: bad, ..good() }), "--top-p");
+            assert_eq!(flag(SamplerOptions { min_p: bad, ..good() }), "--min-p");
+            assert_eq!(flag(SamplerOptions { repeat_penalty: bad, ..good() }), "--repeat-penalty");
+        }
+        let error = Sampler::new(SamplerOptions { repeat_penalty: 0.0, ..good() }).unwrap_err();
+        assert_eq!(error.to_string(), "--repeat-penalty: wanted a finite number above 0, found 0");
+    }
+
+    #[test]
+    fn exp_is_the_exponential() {
+        for i in 0..8000 {
+            let x = -f64::from(i) / 100.0;
+            assert!((exp(x) / x.exp() - 1.0).abs() < 1e-15, "{x}");
+        }
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(f64::NEG_INFINITY), 0.0);
+    }
+}

@@ -1,0 +1,92 @@
+//! Tokenizers against reference ids: real vocabularies where they are at hand, small ones written by the tests always.
+//!
+//! `SLUICE_SHARED` names a folder with `tokenizers/*.gguf`, `.inp` and `.out`, and with `cases/files`; `SLUICE_MODEL` (else
+//! `sluice/` in the cache folder) the SmolLM2 file. A test whose files are missing says so and passes.
+
+use serde_json::Value;
+use sluice_gguf::{Gguf, Writer};
+use sluice_model::tokenizer::{Decoder, TokenKind, Tokenizer, TokenizerError, TokenizerErrorKind};
+use std::path::{Path, PathBuf};
+
+/// The folder with shared test files; `None`, said on stderr, if there is none.
+fn shared(folder: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("SLUICE_SHARED").map(|shared| Path::new(&shared).join(folder));
+    let found = path.filter(|path| path.is_dir());
+    skipped_unless(found, "SLUICE_SHARED names no folder with reference files")
+}
+
+/// The real model.
+fn model() -> Option<PathBuf> {
+    const NAME: &str = "sluice/SmolLM2-135M-Instruct.Q4_1.gguf";
+    let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let caches =
+        [variable("SLUICE_CACHE"), variable("XDG_CACHE_HOME"), variable("HOME").map(|home| home.join(".cache"))];
+    let cached = caches.into_iter().flatten().map(|cache| cache.join(NAME));
+    let found = variable("SLUICE_MODEL").into_iter().chain(cached).find(|path| path.is_file());
+    skipped_unless(found, "no SLUICE_MODEL, and the cache has no SmolLM2 (cargo xtask fetch gets it)")
+}
+
+fn skipped_unless(found: Option<PathBuf>, why: &str) -> Option<PathBuf> {
+    if found.is_none() {
+        let test = std::thread::current();
+        eprintln!("skipped {}: {why}", test.name().unwrap_or_default());
+    }
+    found
+}
+
+fn open(path: &Path) -> Tokenizer {
+    Tokenizer::from_gguf(&Gguf::open(path).unwrap()).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// Text of tokens that follow other text.
+fn decoded(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+    let mut decoder = Decoder::continuing(tokenizer);
+    let text: String = ids.iter().map(|&id| decoder.push(id)).collect();
+    text + &decoder.finish()
+}
+
+#[test]
+fn reference_lines_of_both_vocabularies() {
+    let Some(folder) = shared("tokenizers") else { return };
+    for name in ["ggml-vocab-llama-spm", "ggml-vocab-llama-bpe"] {
+        let file = |ext: &str| folder.join(format!("{name}.gguf{ext}"));
+        let tokenizer = open(&file(""));
+        let (input, expected) = (std::fs::read(file(".inp")).unwrap(), std::fs::read_to_string(file(".out")).unwrap());
+        let input = String::from_utf8(input).unwrap();
+        let texts: Vec<&str> = input.split_terminator("\n__ggml_vocab_test__\n").collect();
+        let lines: Vec<&str> = expected.lines().collect();
+        assert_eq!(texts.len(), lines.len());
+        for (text, line) in texts.iter().zip(lines) {
+            let line: Vec<u32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
+            let found = tokenizer.encode(text.as_bytes(), true, false);
+            assert_eq!(found, line, "{name}: {text:?}");
+            let prefix = if name.ends_with("spm") && !text.is_empty() { " " } else { "" };
+            assert_eq!(decoded(&tokenizer, &found), format!("{prefix}{text}"));
+        }
+        assert!(tokenizer.heap_bytes() < 12_000_000, "{name}: {} bytes", tokenizer.heap_bytes());
+    }
+}
+
+#[test]
+fn golden_prompts() {
+    let Some(model) = model() else { return };
+    let tokenizer = open(&model);
+    let golden = include_str!("data/smollm2-135m-q4_1.jsonl");
+    let golden: Vec<Value> = golden.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(golden.len(), 12);
+    for case in golden {
+        let prompt = case["prompt"].as_str().unwrap();
+        let found = tokenizer.encode(prompt.as_bytes(), true, true);
+        assert_eq!(found, ids(&case["ids"]), "{prompt:?}");
+    }
+    let long: Value = serde_json::from_str(include_str!("data/perplexity.json")).unwrap();
+    let expected = ids(&long["ids"]);
+    let found = tokenizer.encode(long["text"].as_str().unwrap().as_bytes(), false, true);
+    assert_eq!(found[..expected.len()], expected);
+    assert_eq!(tokenizer.warnings(), [] as [String; 0]);
+    assert!(tokenizer.is_end(2) && tokenizer.is_end(0) && !tokenizer.is_end(1));
+}
