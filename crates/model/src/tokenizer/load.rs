@@ -57,16 +57,13 @@ pub(super) fn load(gguf: &Gguf) -> Result<Tokenizer> {
         let mut all = 0..vocab.len() as u32;
         all.find(|&id| vocab.kind(id) == TokenKind::Unknown)
     });
-    let missing = match &scheme {
-        Scheme::Bpe(bpe) => bpe.missing_bytes(),
-        Scheme::Spm(spm) => spm.missing_bytes(),
+    let (missing, substitute) = match &scheme {
+        Scheme::Bpe(bpe) => (bpe.missing_bytes(), None),
+        Scheme::Spm(spm) => (spm.missing_bytes(), unknown),
     };
     if missing > 0 {
-        let becomes = match unknown {
-            Some(id) => format!("becomes {}", quote(vocab.text(id))),
-            None => "is left out".into(),
-        };
-        warnings.push(format!("{TOKENS}: {missing} of the 256 bytes have no token; text that needs them {becomes}"));
+        let becomes = substitute.map_or("is left out".into(), |id| format!("becomes {}", quote(vocab.text(id))));
+        warnings.push(format!("{TOKENS}: {missing} bytes have no token; text that cannot do without them {becomes}"));
     }
     let add_bos = match (flag(gguf, ADD_BOS)?, ids.bos) {
         (Some(true), None) => return Err(TokenizerError::missing(BOS_ID, "an id, as add_bos_token is true")),

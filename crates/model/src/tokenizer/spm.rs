@@ -1,7 +1,7 @@
 //! SentencePiece's merging by score: characters are joined with their neighbour wherever the result is a token, the
 //! result with the highest score first; characters that are no token become byte tokens.
 
-use super::vocab::{NONE, TokenKind, Vocab};
+use super::vocab::{MAX_PART, NONE, TokenKind, Vocab};
 use std::borrow::Cow;
 use std::collections::BinaryHeap;
 
@@ -59,7 +59,7 @@ impl Spm {
     }
 
     /// Appends the tokens of `text`, a stretch without special tokens that begins the text or follows a special token.
-    /// Bytes that have no byte token become `unknown`, one for a run of them, or nothing when there is none.
+    /// Characters that are no token become byte tokens, and so do bytes that are not UTF-8. Bytes that have no byte token become `unknown`, one for a run of them, or nothing when there is none.
     /// Takes O(n log n).
     pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], unknown: Option<u32>, ids: &mut Vec<u32>) {
         let mut spaced = Vec::with_capacity(text.len() + text.len() / 4 + SPACE.len());
@@ -72,9 +72,7 @@ impl Spm {
                 _ => spaced.push(byte),
             }
         }
-        // Symbols are numbered in 32 bits; longer input goes in parts, each of them far larger than any context.
-        const PART: usize = 1 << 30;
-        for part in spaced.chunks(PART) {
+        for part in spaced.chunks(MAX_PART) {
             self.encode_spaced(vocab, part, unknown, ids);
         }
     }

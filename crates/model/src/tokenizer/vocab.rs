@@ -8,6 +8,10 @@ use std::hash::BuildHasher;
 /// The id that stands for "no token". No vocabulary reaches it: loading refuses more than `u32::MAX` tokens.
 pub(super) const NONE: u32 = u32::MAX;
 
+/// Longest stretch of text whose symbols are numbered together, in bytes: their numbers have 32 bits, some of which mean
+/// other things. No context holds as much.
+pub(super) const MAX_PART: usize = 1 << 30;
+
 /// What a token is for, as `tokenizer.ggml.token_type` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenKind {
