@@ -26,11 +26,16 @@ pub(crate) struct Form<Sum> {
     ready: bool,
     /// tokens × cols, −127 to 127.
     pub q: Vec<i8>,
-    /// groups × tokens.
+    /// groups × tokens, and `SPARE` more.
     pub scales: Vec<f32>,
-    /// Sums of `q`: per 32, groups × tokens; per 16 within groups of 256, tokens × cols/16.
+    /// Sums of `q`: per 32, groups × tokens and `SPARE` more; per 16 within groups of 256, tokens × cols/16.
     pub sums: Vec<Sum>,
 }
+
+/// What lies behind the last token of scales and sums, so that a full register can be read from any token on.
+///
+/// One less than the widest register has lanes.
+const SPARE: usize = 15;
 
 /// Which form of the activations a format is multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,8 +89,8 @@ impl Acts {
         );
         match wanted(format) {
             Wanted::Per32 if !self.per_32.ready => {
-                self.per_32
-                    .resize(tokens * cols, tokens * (cols / 32), tokens * (cols / 32));
+                let groups = tokens * (cols / 32) + SPARE;
+                self.per_32.resize(tokens * cols, groups, groups);
                 isa.run(Build32 {
                     x: &self.values,
                     form: &mut self.per_32,
@@ -95,8 +100,9 @@ impl Acts {
                 self.per_32.ready = true;
             }
             Wanted::Per256 if !self.per_256.ready => {
+                let groups = tokens * (cols / 256);
                 self.per_256
-                    .resize(tokens * cols, tokens * (cols / 256), tokens * (cols / 16));
+                    .resize(tokens * cols, groups + SPARE, groups * 16);
                 isa.run(Build256 {
                     x: &self.values,
                     form: &mut self.per_256,
@@ -150,6 +156,27 @@ impl<Sum: Copy + Default> Form<Sum> {
         resize(&mut self.q, q);
         resize(&mut self.scales, scales);
         resize(&mut self.sums, sums);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<Sum> Form<Sum> {
+    /// Eight scales from `at` on, which is the place of a token in a group.
+    #[inline(always)]
+    pub(crate) fn scales_tile(&self, at: usize) -> &[f32; 8] {
+        &self.scales[at..at + 8].as_chunks().0[0]
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Form<i32> {
+    /// Eight scales and the sums that go with them.
+    #[inline(always)]
+    pub(crate) fn tile(&self, at: usize) -> (&[f32; 8], &[i32; 8]) {
+        (
+            self.scales_tile(at),
+            &self.sums[at..at + 8].as_chunks().0[0],
+        )
     }
 }
 
@@ -275,7 +302,7 @@ mod tests {
         assert_eq!(acts.per_32().q[..5], [127, 0, 2, -2, -127]);
         assert_eq!(acts.per_32().q[32], 127);
         assert_eq!(acts.per_32().scales[..2], [1.0, 2.0 / 127.0]);
-        assert_eq!(acts.per_32().sums, [0, 127]);
+        assert_eq!(acts.per_32().sums[..2], [0, 127]);
     }
 
     #[test]

@@ -30,7 +30,8 @@ impl Avx2 {
 
     /// y = W·x; the caller has checked shapes and forms, and there is at least one row and one token.
     pub(crate) fn matmul(self, w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
-        crate::scalar::matmul(w, x, y);
+        // SAFETY: as in `run`.
+        unsafe { avx2::matmul(w, x, y) }
     }
 
     /// Halves to singles, as many as the shorter of the two holds.

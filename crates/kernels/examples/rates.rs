@@ -1,0 +1,125 @@
+//! Rates of the products per format, level and number of tokens, each checked against the scalar level.
+//!
+//! `cargo run --release -p sluice-kernels --example rates [FORMAT…]` prints GB/s of weights for one token and GOP/s (two per
+//! weight and token) for 32, on one core: from a buffer that stays in L2, and for one token from one that does not fit
+//! any cache.
+#![allow(clippy::print_stdout)] // printing is what it is for
+
+use std::time::{Duration, Instant};
+
+use sluice_kernels::{Acts, Format, Isa, QuantRows, matmul};
+
+/// Columns of the weights, those of a small Llama.
+const COLS: usize = 2048;
+/// Bytes of weights that stay in a level-2 cache beside the activations.
+const IN_CACHE: usize = 256 << 10;
+/// Bytes that do not stay in any cache.
+const IN_MEMORY: usize = 256 << 20;
+/// How long each figure is measured; the best of several runs counts.
+const LONG_ENOUGH: Duration = Duration::from_millis(100);
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let chosen: Vec<String> = std::env::args().skip(1).collect();
+    println!(
+        "{:8} {:7} {:>10} {:>10} {:>10}",
+        "format", "level", "L2 GB/s", "RAM GB/s", "GOP/s, 32"
+    );
+    for format in Format::ALL {
+        if !chosen.is_empty() && !chosen.iter().any(|name| name == format.name()) {
+            continue;
+        }
+        let row_bytes = format.row_bytes(COLS)?;
+        let large = weights(format, IN_MEMORY / row_bytes * row_bytes);
+        let small = &large[..IN_CACHE / row_bytes * row_bytes];
+        let (small, large) = (
+            QuantRows::new(format, COLS, small)?,
+            QuantRows::new(format, COLS, &large)?,
+        );
+        for isa in Isa::available() {
+            let (one, many) = (activations(1, isa, format), activations(32, isa, format));
+            for x in [&one, &many] {
+                check(isa, small, x)?;
+            }
+            let cached = bytes_per_s(isa, small, &one);
+            let memory = if isa == Isa::scalar() {
+                f64::NAN
+            } else {
+                bytes_per_s(isa, large, &one)
+            };
+            let weights_per_s = bytes_per_s(isa, small, &many) / row_bytes as f64 * COLS as f64;
+            let gops = weights_per_s * 32.0 * 2.0 / 1e9;
+            println!(
+                "{format:8} {isa:7} {:10.2} {:10.2} {gops:10.1}",
+                cached / 1e9,
+                memory / 1e9
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Pseudo-random bytes whose halves are small numbers.
+fn weights(format: Format, len: usize) -> Vec<u8> {
+    let mut state = 1u32;
+    let mut bytes = Vec::with_capacity(len);
+    for _ in 0..len {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        bytes.push((state >> 24) as u8);
+    }
+    let tops: &[usize] = match format {
+        Format::F32 => &[3],
+        Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => &[1, 3],
+        Format::Q6_K => &[209],
+        _ => &[1],
+    };
+    for block in bytes.chunks_exact_mut(format.block_bytes()) {
+        for &top in tops {
+            block[top] = 0x1c; // the top byte of a half near 0.004, and of singles that are small as well
+        }
+    }
+    bytes
+}
+
+fn activations(tokens: usize, isa: Isa, format: Format) -> Acts {
+    let x: Vec<f32> = (0..tokens * COLS)
+        .map(|i| ((i * 7919) % 2003) as f32 / 1000.0 - 1.0)
+        .collect();
+    let mut acts = Acts::new();
+    acts.fill(&x, COLS);
+    acts.prepare(isa, format);
+    acts
+}
+
+/// A rate counts only with the right result.
+fn check(isa: Isa, w: QuantRows<'_>, x: &Acts) -> Result<(), String> {
+    let mut results = [
+        vec![0.0; w.rows() * x.tokens()],
+        vec![0.0; w.rows() * x.tokens()],
+    ];
+    matmul(isa, w, x, &mut results[0]);
+    matmul(Isa::scalar(), w, x, &mut results[1]);
+    let same = results[0]
+        .iter()
+        .zip(&results[1])
+        .all(|(a, b)| a.to_bits() == b.to_bits());
+    if same {
+        Ok(())
+    } else {
+        Err(format!("{} on {isa}: not the scalar result", w.format()))
+    }
+}
+
+fn bytes_per_s(isa: Isa, w: QuantRows<'_>, x: &Acts) -> f64 {
+    let mut y = vec![0.0; w.rows() * x.tokens()];
+    let mut best = f64::INFINITY;
+    for _ in 0..5 {
+        let (start, mut runs) = (Instant::now(), 0);
+        while start.elapsed() < LONG_ENOUGH / 5 {
+            matmul(isa, w, x, &mut y);
+            runs += 1;
+        }
+        best = best.min(start.elapsed().as_secs_f64() / f64::from(runs));
+    }
+    std::hint::black_box(&y);
+    w.bytes().len() as f64 / best
+}

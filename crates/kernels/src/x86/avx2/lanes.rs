@@ -1,0 +1,138 @@
+//! What the AVX2 kernels share: loads, eight sums at once, eight halves from eight rows, the way results leave.
+
+use core::arch::x86_64::*;
+
+use super::TILE;
+use crate::rows::QuantRows;
+
+/// A block type that may be read in place: `repr(C)`, alignment 1, and any bytes are one.
+///
+/// # Safety
+/// The type must be exactly that; the blocks of `blocks.rs` are, by the assertions there.
+pub(super) unsafe trait InPlace: Sized {}
+
+/// All blocks of all rows, as they lie in memory.
+#[inline]
+pub(super) fn blocks_of<B: InPlace>(w: QuantRows<'_>) -> &[B] {
+    let count = w.bytes().len() / size_of::<B>();
+    // SAFETY: `B` has alignment 1 and no invalid bytes, and `count` of them lie within the bytes.
+    unsafe { core::slice::from_raw_parts(w.bytes().as_ptr().cast(), count) }
+}
+
+/// 32 bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn load_32<T: Byte>(from: &[T; 32]) -> __m256i {
+    // SAFETY: 32 bytes are there, at any alignment.
+    unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
+}
+
+/// 16 bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn load_16<T: Byte>(from: &[T; 16]) -> __m128i {
+    // SAFETY: 16 bytes are there, at any alignment.
+    unsafe { _mm_loadu_si128(from.as_ptr().cast()) }
+}
+
+/// The types that are one byte.
+pub(super) trait Byte {}
+impl Byte for u8 {}
+impl Byte for i8 {}
+
+/// 16 sums of activations.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn load_sums(from: &[i16; 16]) -> __m256i {
+    // SAFETY: 32 bytes are there, at any alignment.
+    unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
+}
+
+/// 8 singles.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn load_ps(from: &[f32; 8]) -> __m256 {
+    // SAFETY: 8 singles are there, at any alignment.
+    unsafe { _mm256_loadu_ps(from.as_ptr()) }
+}
+
+/// 8 integers.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn load_i32(from: &[i32; 8]) -> __m256i {
+    // SAFETY: 8 integers are there, at any alignment.
+    unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
+}
+
+/// Lane `i` is the sum of the eight lanes of `v[i]`.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn sum_each(v: &[__m256i; TILE]) -> __m256i {
+    let pairs_01 = _mm256_hadd_epi32(v[0], v[1]);
+    let pairs_23 = _mm256_hadd_epi32(v[2], v[3]);
+    let pairs_45 = _mm256_hadd_epi32(v[4], v[5]);
+    let pairs_67 = _mm256_hadd_epi32(v[6], v[7]);
+    let quads_0123 = _mm256_hadd_epi32(pairs_01, pairs_23);
+    let quads_4567 = _mm256_hadd_epi32(pairs_45, pairs_67);
+    let low = _mm256_permute2x128_si256::<0x20>(quads_0123, quads_4567);
+    let high = _mm256_permute2x128_si256::<0x31>(quads_0123, quads_4567);
+    _mm256_add_epi32(low, high)
+}
+
+/// Eight halves to singles.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn halves(h: [[u8; 2]; TILE]) -> __m256 {
+    let h = h.map(i16::from_le_bytes);
+    _mm256_cvtph_ps(_mm_setr_epi16(
+        h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7],
+    ))
+}
+
+/// Eight pairs of neighbouring halves to eight singles each.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn pairs_of_halves(h: [[u8; 4]; TILE]) -> (__m256, __m256) {
+    let h = h.map(i32::from_le_bytes);
+    let pairs = _mm256_setr_epi32(h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7]);
+    let first = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff));
+    let second = _mm256_srli_epi32::<16>(pairs);
+    // Packing works within halves of the register: 0..4 and 4..8 of the first stand in quarters 0 and 2.
+    let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(first, second));
+    let (first, second) = (
+        _mm256_castsi256_si128(packed),
+        _mm256_extracti128_si256::<1>(packed),
+    );
+    (_mm256_cvtph_ps(first), _mm256_cvtph_ps(second))
+}
+
+/// Every NaN becomes the same one, as in `numbers::canonical`.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn canonical(v: __m256) -> __m256 {
+    let nan = _mm256_set1_ps(f32::from_bits(0x7fc0_0000));
+    _mm256_blendv_ps(v, nan, _mm256_cmp_ps::<_CMP_UNORD_Q>(v, v))
+}
+
+/// The lanes as an array.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn to_array(v: __m256) -> [f32; TILE] {
+    let mut out = [0.0; TILE];
+    // SAFETY: the array has room for 8 singles.
+    unsafe { _mm256_storeu_ps(out.as_mut_ptr(), v) };
+    out
+}
+
+/// Asks for the line at `bytes` past `at`. Where that is no memory of ours, nothing happens.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn prefetch<T>(at: &T, bytes: usize) {
+    let line = core::ptr::from_ref(at).cast::<i8>().wrapping_add(bytes);
+    #[allow(unused_unsafe)]
+    // the intrinsic is unsafe in the oldest compiler that we support, safe in later ones
+    // SAFETY: a prefetch reads nothing that the program could see and never faults, whatever the address.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T0>(line)
+    };
+}

@@ -1,0 +1,75 @@
+//! The border of AVX2: everything inside is compiled with its features, and only `x86::Avx2` leads in.
+//!
+//! A tile is 8 results in the lanes of one register: 8 rows with one token when decoding, 8 tokens with one row otherwise,
+//! where a block is unpacked once for all 8. Either way each lane adds its blocks in the order that `scalar` does.
+
+mod floats;
+mod lanes;
+mod per_256;
+mod per_32;
+
+use core::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
+
+use crate::acts::Acts;
+use crate::blocks::{
+    BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
+};
+use crate::format::Format;
+use crate::isa::Portable;
+use crate::numbers::f16_to_f32;
+use crate::rows::QuantRows;
+
+/// Results in a tile: the singles in a register.
+const TILE: usize = 8;
+
+/// Left-over tokens from which a tile with lanes to spare beats taking them one by one with 8 rows: a tile does the work of
+/// 8 tokens but unpacks once, and unpacking is about as much work as one token.
+const TOKENS_FOR_TILE: usize = 4;
+
+/// Bytes of weights that meet all token tiles before the next rows do: half of a level-1 cache, the other half being left
+/// to the activations of a tile.
+const ROWS_BYTES: usize = 16 << 10;
+
+/// y = W·x; shapes and forms have been checked, and there is at least one row and one token.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn matmul(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+    match w.format() {
+        Format::F32 => floats::matmul::<floats::Single>(w, x, y),
+        Format::F16 => floats::matmul::<floats::Half>(w, x, y),
+        Format::BF16 => floats::matmul::<floats::Brain>(w, x, y),
+        Format::Q4_0 => per_32::matmul::<BlockQ4_0>(w, x, y),
+        Format::Q4_1 => per_32::matmul::<BlockQ4_1>(w, x, y),
+        Format::Q5_0 => per_32::matmul::<BlockQ5_0>(w, x, y),
+        Format::Q5_1 => per_32::matmul::<BlockQ5_1>(w, x, y),
+        Format::Q8_0 => per_32::matmul::<BlockQ8_0>(w, x, y),
+        Format::Q4_K => per_256::matmul::<BlockQ4K>(w, x, y),
+        Format::Q5_K => per_256::matmul::<BlockQ5K>(w, x, y),
+        Format::Q6_K => per_256::matmul::<BlockQ6K>(w, x, y),
+    }
+}
+
+/// Compiles portable code with wide registers.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn run<P: Portable>(code: P) -> P::Out {
+    code.run()
+}
+
+/// Halves to singles, as many as the shorter of the two holds.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn decode_f16(halves: &[[u8; 2]], out: &mut [f32]) {
+    let (groups, tail) = halves.as_chunks::<8>();
+    let (out_groups, _) = out.as_chunks_mut::<8>();
+    let whole = groups.len().min(out_groups.len()) * 8;
+    for (halves, out) in groups.iter().zip(out_groups) {
+        // SAFETY: reads the 16 bytes of `halves` and writes the 8 singles of `out`, at any alignment.
+        unsafe {
+            _mm256_storeu_ps(
+                out.as_mut_ptr(),
+                _mm256_cvtph_ps(_mm_loadu_si128(halves.as_ptr().cast())),
+            )
+        };
+    }
+    for (&half, out) in tail.iter().zip(&mut out[whole..]) {
+        *out = f16_to_f32(half);
+    }
+}

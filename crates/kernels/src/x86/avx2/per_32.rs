@@ -1,0 +1,310 @@
+//! AVX2 products of the formats with 32 weights per block: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+//!
+//! Weights are unsigned bytes where the format stores them so, less an offset that is taken off through the sum of the
+//! activations: Σ(q − o)·a = Σq·a − o·Σa, all of it exact. The products of bytes are added in pairs to 16 bits: at most
+//! 2·31·127 for unsigned weights and 2·128·127 for Q8_0, both below 2^15, so the instruction's saturation never acts.
+
+use core::arch::x86_64::*;
+
+use super::lanes::{
+    InPlace, blocks_of, canonical, halves, load_16, load_32, load_i32, load_ps, pairs_of_halves,
+    prefetch, sum_each, to_array,
+};
+use super::{ROWS_BYTES, TILE, TOKENS_FOR_TILE};
+use crate::acts::{Acts, Form};
+use crate::blocks::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
+use crate::rows::QuantRows;
+
+/// A block of 32 weights, unpacked with AVX2.
+pub(super) trait Wide: InPlace {
+    /// What unpacked weights lie above the real ones.
+    const OFFSET: i32;
+    /// Whether unpacked weights are signed bytes.
+    const SIGNED: bool;
+    /// Whether a minimum lies behind the scale.
+    const HAS_MIN: bool;
+    /// The weights as bytes, in order.
+    ///
+    /// # Safety
+    /// The CPU must have AVX2.
+    unsafe fn weights(&self) -> __m256i;
+    /// The first four bytes: the scale and, where there is one, the minimum.
+    fn head(&self) -> [u8; 4];
+}
+
+/// The low nibbles of 16 bytes, then the high ones.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn nibbles(qs: &[u8; 16]) -> __m256i {
+    let low = load_16(qs);
+    let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), _mm_srli_epi16::<4>(low));
+    _mm256_and_si256(both, _mm256_set1_epi8(15))
+}
+
+/// 16 in byte `i` where bit `i` of `qh` is set.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn fifth_bits(qh: &[u8; 4]) -> __m256i {
+    // Byte i/8 of the mask to every byte i, then the bit of its own in each.
+    let spread = _mm256_setr_epi64x(
+        0,
+        0x0101_0101_0101_0101,
+        0x0202_0202_0202_0202,
+        0x0303_0303_0303_0303,
+    );
+    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(i32::from_le_bytes(*qh)), spread);
+    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+    let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
+    _mm256_and_si256(set, _mm256_set1_epi8(16))
+}
+
+// SAFETY: `blocks.rs` asserts size and alignment; the type is byte arrays only.
+unsafe impl InPlace for BlockQ4_0 {}
+// SAFETY: as above.
+unsafe impl InPlace for BlockQ4_1 {}
+// SAFETY: as above.
+unsafe impl InPlace for BlockQ5_0 {}
+// SAFETY: as above.
+unsafe impl InPlace for BlockQ5_1 {}
+// SAFETY: as above.
+unsafe impl InPlace for BlockQ8_0 {}
+
+impl Wide for BlockQ4_0 {
+    const OFFSET: i32 = 8;
+    const SIGNED: bool = false;
+    const HAS_MIN: bool = false;
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn weights(&self) -> __m256i {
+        nibbles(&self.qs)
+    }
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], 0, 0]
+    }
+}
+
+impl Wide for BlockQ4_1 {
+    const OFFSET: i32 = 0;
+    const SIGNED: bool = false;
+    const HAS_MIN: bool = true;
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn weights(&self) -> __m256i {
+        nibbles(&self.qs)
+    }
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], self.m[0], self.m[1]]
+    }
+}
+
+impl Wide for BlockQ5_0 {
+    const OFFSET: i32 = 16;
+    const SIGNED: bool = false;
+    const HAS_MIN: bool = false;
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn weights(&self) -> __m256i {
+        _mm256_or_si256(nibbles(&self.qs), fifth_bits(&self.qh))
+    }
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], 0, 0]
+    }
+}
+
+impl Wide for BlockQ5_1 {
+    const OFFSET: i32 = 0;
+    const SIGNED: bool = false;
+    const HAS_MIN: bool = true;
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn weights(&self) -> __m256i {
+        _mm256_or_si256(nibbles(&self.qs), fifth_bits(&self.qh))
+    }
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], self.m[0], self.m[1]]
+    }
+}
+
+impl Wide for BlockQ8_0 {
+    const OFFSET: i32 = 0;
+    const SIGNED: bool = true;
+    const HAS_MIN: bool = false;
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn weights(&self) -> __m256i {
+        load_32(&self.qs)
+    }
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], 0, 0]
+    }
+}
+
+/// y = W·x for one format.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn matmul<B: Wide>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+    let (tokens, form) = (x.tokens(), x.per_32());
+    let blocks = x.cols() / 32;
+    let tiles = tokens
+        - if tokens % TILE < TOKENS_FOR_TILE {
+            tokens % TILE
+        } else {
+            0
+        };
+    let some_rows = (ROWS_BYTES / w.row_bytes()).max(1);
+    let all = blocks_of::<B>(w);
+    for (w, y) in all
+        .chunks(some_rows * blocks)
+        .zip(y.chunks_mut(some_rows * tokens))
+    {
+        for first in (0..tiles).step_by(TILE) {
+            for (row, y) in w.chunks_exact(blocks).zip(y.chunks_exact_mut(tokens)) {
+                let results = tokens_tile(row, form, tokens, first);
+                for (y, result) in y[first..].iter_mut().zip(results) {
+                    *y = result;
+                }
+            }
+        }
+    }
+    for token in tiles..tokens {
+        for (w, y) in all.chunks(TILE * blocks).zip(y.chunks_mut(TILE * tokens)) {
+            let results = rows_tile(w, blocks, form, tokens, token);
+            for (y, result) in y.chunks_exact_mut(tokens).zip(results) {
+                y[token] = result;
+            }
+        }
+    }
+}
+
+/// Eight sums, each over four neighbouring products.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn products<B: Wide>(w: __m256i, a: &[i8; 32]) -> __m256i {
+    let a = load_32(a);
+    let pairs = if B::SIGNED {
+        // The sign moves to the activation; −128 has the magnitude 128 as an unsigned byte.
+        _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w))
+    } else {
+        _mm256_maddubs_epi16(w, a)
+    };
+    _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+}
+
+/// What a tile has gathered so far.
+#[derive(Clone, Copy)]
+struct Sums {
+    acc: __m256,
+    accm: __m256,
+}
+
+impl Sums {
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn new() -> Self {
+        Self {
+            acc: _mm256_setzero_ps(),
+            accm: _mm256_setzero_ps(),
+        }
+    }
+
+    /// Adds a block to each lane. `s` still has the offset in it; `a` are the sums of the activations.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    fn add<B: Wide>(&mut self, d: __m256, m: __m256, dx: __m256, s: __m256i, a: __m256i) {
+        let s = match B::OFFSET {
+            0 => s,
+            8 => _mm256_sub_epi32(s, _mm256_slli_epi32::<3>(a)),
+            offset => _mm256_sub_epi32(s, _mm256_mullo_epi32(a, _mm256_set1_epi32(offset))),
+        };
+        self.acc = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(s), self.acc);
+        if B::HAS_MIN {
+            let dmin = _mm256_xor_ps(m, _mm256_set1_ps(-0.0));
+            self.accm = _mm256_fmadd_ps(_mm256_mul_ps(dmin, dx), _mm256_cvtepi32_ps(a), self.accm);
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn results(self) -> [f32; TILE] {
+        to_array(canonical(_mm256_sub_ps(self.acc, self.accm)))
+    }
+}
+
+/// Up to 8 rows with one token; lanes without a row repeat the last one.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn rows_tile<B: Wide>(
+    w: &[B],
+    blocks: usize,
+    form: &Form<i32>,
+    tokens: usize,
+    token: usize,
+) -> [f32; TILE] {
+    let last = w.len() / blocks - 1;
+    let rows: [&[B]; TILE] = core::array::from_fn(|r| &w[r.min(last) * blocks..][..blocks]);
+    let a = &form.q.as_chunks::<32>().0[token * blocks..][..blocks];
+    // The tile after this one: its blocks are asked for while these are used.
+    let ahead = TILE * blocks * size_of::<B>();
+    let mut sums = Sums::new();
+    for (block, a) in a.iter().enumerate() {
+        let mut s = [_mm256_setzero_si256(); TILE];
+        let mut heads = [[0; 4]; TILE];
+        for r in 0..TILE {
+            // SAFETY: each row has `blocks` blocks, and so has `a`.
+            let w = unsafe { rows[r].get_unchecked(block) };
+            prefetch(w, ahead);
+            // SAFETY: the features are those of this function.
+            s[r] = products::<B>(unsafe { w.weights() }, a);
+            heads[r] = w.head();
+        }
+        let (d, m) = if B::HAS_MIN {
+            pairs_of_halves(heads)
+        } else {
+            (
+                halves(heads.map(|head| [head[0], head[1]])),
+                _mm256_setzero_ps(),
+            )
+        };
+        let at = block * tokens + token;
+        let (dx, a_sum) = (
+            _mm256_set1_ps(form.scales[at]),
+            _mm256_set1_epi32(form.sums[at]),
+        );
+        sums.add::<B>(d, m, dx, sum_each(&s), a_sum);
+    }
+    sums.results()
+}
+
+/// One row with the 8 tokens from `first` on; lanes past the last token repeat it or hold what nobody reads.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn tokens_tile<B: Wide>(w: &[B], form: &Form<i32>, tokens: usize, first: usize) -> [f32; TILE] {
+    let blocks = w.len();
+    let q = form.q.as_chunks::<32>().0;
+    let a: [&[[i8; 32]]; TILE] =
+        core::array::from_fn(|t| &q[(first + t).min(tokens - 1) * blocks..][..blocks]);
+    let mut sums = Sums::new();
+    for (block, w) in w.iter().enumerate() {
+        // SAFETY: the features are those of this function.
+        let weights = unsafe { w.weights() };
+        let mut s = [_mm256_setzero_si256(); TILE];
+        for t in 0..TILE {
+            // SAFETY: each token has `blocks` groups.
+            s[t] = products::<B>(weights, unsafe { a[t].get_unchecked(block) });
+        }
+        let head = w.head();
+        let d = halves([[head[0], head[1]]; TILE]);
+        let m = if B::HAS_MIN {
+            halves([[head[2], head[3]]; TILE])
+        } else {
+            _mm256_setzero_ps()
+        };
+        let (scales, a_sums) = form.tile(block * tokens + first);
+        sums.add::<B>(d, m, load_ps(scales), sum_each(&s), load_i32(a_sums));
+    }
+    sums.results()
+}
