@@ -20,30 +20,31 @@ pub(super) struct Merges {
 impl Merges {
     /// Room for `count` merges.
     pub(super) fn with_capacity(count: usize) -> Merges {
-        Merges { list: Vec::with_capacity(count), by_pair: Slots::for_entries(count) }
+        Merges { list: Vec::with_capacity(count), by_pair: Slots::new(count, count) }
     }
 
     /// Appends the merge of the next rank. A pair that came before keeps its better rank.
     pub(super) fn push(&mut self, left: u32, right: u32, result: u32) {
         let rank = self.list.len() as u32;
-        let known = self.rank(left, right).is_some();
         self.list.push([left, right, result]);
-        if !known {
-            self.by_pair.insert(self.by_pair.hash(&(left, right)), rank);
-        }
+        let hash = self.by_pair.hash(&pair(left, right));
+        self.by_pair.enter(hash, rank, |other| self.list[other as usize][..2] == [left, right]);
     }
 
     fn rank(&self, left: u32, right: u32) -> Option<u32> {
-        self.by_pair.find(self.by_pair.hash(&(left, right)), |rank| {
-            let [l, r, _] = self.list[rank as usize];
-            (l, r) == (left, right)
-        })
+        let hash = self.by_pair.hash(&pair(left, right));
+        self.by_pair.find(hash, |rank| self.list[rank as usize][..2] == [left, right])
     }
 
     /// Bytes on the heap.
     pub(super) fn heap_bytes(&self) -> usize {
         self.list.capacity() * size_of::<[u32; 3]>() + self.by_pair.heap_bytes()
     }
+}
+
+/// Two ids as one number, which is quicker to hash.
+fn pair(left: u32, right: u32) -> u64 {
+    u64::from(left) << 32 | u64::from(right)
 }
 
 /// A byte-level BPE tokenizer over a vocabulary.

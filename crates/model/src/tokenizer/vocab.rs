@@ -45,58 +45,74 @@ impl TokenKind {
 }
 
 /// A hash set of u32 by open addressing: the keys live elsewhere (in the blob, in the merge list), so the caller brings
-/// the hash and the comparison.
+/// the hash and the comparison. Bits that the entries leave free hold bits of the hash, so that a comparison, which costs
+/// a trip to memory, is rarely made in vain.
 ///
 /// Keyed with the standard library's randomly seeded SipHash: a file cannot be made so that its entries collide.
 #[derive(Clone, Debug)]
 pub(super) struct Slots {
-    slots: Vec<u32>, // NONE = free
+    slots: Vec<u32>, // NONE = free, else bits of the hash above the entry
+    entry_mask: u32,
     hasher: RandomState,
 }
 
 impl Slots {
-    /// Room for `entries` entries: twice as many slots, so that a look-up that fails, the usual kind, takes 2.5 probes.
-    pub(super) fn for_entries(entries: usize) -> Slots {
-        Slots { slots: vec![NONE; (entries * 2).max(1)], hasher: RandomState::new() }
+    /// Room for `count` entries, each of them less than `below`. There are twice as many slots, so that a look-up that
+    /// fails, the usual kind, takes 2.5 probes.
+    pub(super) fn new(count: usize, below: usize) -> Slots {
+        // One more than the entries need: no slot in use looks like a free one.
+        let entry_mask = u32::MAX.checked_shr((below as u32).leading_zeros()).unwrap_or(0);
+        Slots { slots: vec![NONE; (count * 2).max(1)], entry_mask, hasher: RandomState::new() }
     }
 
-    /// The hash to pass to `find` and `insert`.
+    /// The hash to pass to `find` and `enter`.
     pub(super) fn hash<K: std::hash::Hash + ?Sized>(&self, key: &K) -> u64 {
         self.hasher.hash_one(key)
     }
 
     /// The entry with this hash for which `equal` holds.
-    pub(super) fn find(&self, hash: u64, mut equal: impl FnMut(u32) -> bool) -> Option<u32> {
-        let mut at = self.home(hash);
-        // Ends at the latest after one round; a free slot ends it far earlier.
-        for _ in 0..self.slots.len() {
-            match self.slots[at] {
-                NONE => return None,
-                entry if equal(entry) => return Some(entry),
-                _ => at = if at + 1 == self.slots.len() { 0 } else { at + 1 },
-            }
-        }
-        None
+    pub(super) fn find(&self, hash: u64, equal: impl FnMut(u32) -> bool) -> Option<u32> {
+        self.walk(hash, equal).ok()
     }
 
-    /// Adds `entry`, which must not be in yet.
+    /// The entry with this hash for which `equal` holds; if there is none, `entry` goes in.
     ///
     /// # Panics
     /// If more entries are added than there was room asked for, twice over.
-    pub(super) fn insert(&mut self, hash: u64, entry: u32) {
-        let home = self.home(hash);
-        let count = self.slots.len();
-        let free = (home..count).chain(0..home).find(|&at| self.slots[at] == NONE);
-        self.slots[free.expect("room for every entry")] = entry;
+    pub(super) fn enter(&mut self, hash: u64, entry: u32, equal: impl FnMut(u32) -> bool) -> Option<u32> {
+        match self.walk(hash, equal) {
+            Ok(found) => Some(found),
+            Err(free) => {
+                self.slots[free.expect("room for every entry")] = self.tag(hash) | entry;
+                None
+            }
+        }
     }
 
     pub(super) fn heap_bytes(&self) -> usize {
         self.slots.capacity() * size_of::<u32>()
     }
 
-    /// Where a hash would like to be: its upper half scaled to the number of slots (no power of two needed).
-    fn home(&self, hash: u64) -> usize {
-        ((u128::from(hash) * self.slots.len() as u128) >> 64) as usize
+    /// The entry looked for, or else the free slot where the search ended.
+    fn walk(&self, hash: u64, mut equal: impl FnMut(u32) -> bool) -> Result<u32, Option<usize>> {
+        // The upper half of the hash, scaled, says where to begin: no power of two is needed.
+        let home = ((u128::from(hash) * self.slots.len() as u128) >> 64) as usize;
+        let tag = self.tag(hash);
+        for at in (home..self.slots.len()).chain(0..home) {
+            let slot = self.slots[at];
+            if slot == NONE {
+                return Err(Some(at));
+            }
+            let entry = slot & self.entry_mask;
+            if slot & !self.entry_mask == tag && equal(entry) {
+                return Ok(entry);
+            }
+        }
+        Err(None)
+    }
+
+    fn tag(&self, hash: u64) -> u32 {
+        hash as u32 & !self.entry_mask
     }
 }
 
@@ -118,8 +134,8 @@ impl Vocab {
             blob: Vec::new(),
             ends: Vec::with_capacity(count),
             kinds: Vec::new(),
-            plain: Slots::for_entries(0),
-            special: Slots::for_entries(0),
+            plain: Slots::new(0, 0),
+            special: Slots::new(0, 0),
             longest: 0,
         }
     }
@@ -174,7 +190,8 @@ impl Vocab {
             plains += usize::from(plain(id as u32, kind));
             specials += usize::from(is_special(kind));
         }
-        let (mut plain_slots, mut special_slots) = (Slots::for_entries(plains), Slots::for_entries(specials));
+        let slots = |count| Slots::new(count, self.len());
+        let (mut plain_slots, mut special_slots) = (slots(plains), slots(specials));
         let (mut longest, mut duplicate) = (0, None);
         for (id, &kind) in self.kinds.iter().enumerate() {
             let id = id as u32;
@@ -183,11 +200,8 @@ impl Vocab {
                 continue; // an empty text would be found everywhere
             }
             let mut enter = |slots: &mut Slots| {
-                let hash = slots.hash(text);
-                match slots.find(hash, |other| self.text(other) == text) {
-                    Some(first) => duplicate = duplicate.or(Some((first, id))),
-                    None => slots.insert(hash, id),
-                }
+                let first = slots.enter(slots.hash(text), id, |other| self.text(other) == text);
+                duplicate = duplicate.or(first.map(|first| (first, id)));
             };
             if plain(id, kind) {
                 longest = longest.max(text.len());
@@ -298,15 +312,19 @@ mod tests {
 
     #[test]
     fn slots_find_what_was_put_in() {
-        let mut slots = Slots::for_entries(1000);
-        for entry in 0..1000u32 {
-            slots.insert(slots.hash(&entry), entry);
+        for below in [1000, 1023, 1024, MAX_PART * 2, NONE as usize - 1] {
+            let mut slots = Slots::new(1000, below);
+            let entries = (below - 1000) as u32..below as u32;
+            for entry in entries.clone() {
+                assert_eq!(slots.enter(slots.hash(&entry), entry, |e| e == entry), None);
+            }
+            for entry in entries {
+                assert_eq!(slots.find(slots.hash(&entry), |e| e == entry), Some(entry));
+                assert_eq!(slots.enter(slots.hash(&entry), entry, |e| e == entry), Some(entry));
+            }
+            assert_eq!(slots.find(slots.hash(&u32::MAX), |_| false), None);
         }
-        for entry in 0..1000u32 {
-            assert_eq!(slots.find(slots.hash(&entry), |e| e == entry), Some(entry));
-        }
-        assert_eq!(slots.find(slots.hash(&1000u32), |e| e == 1000), None);
-        assert_eq!(Slots::for_entries(0).find(7, |_| true), None);
+        assert_eq!(Slots::new(0, 0).find(7, |_| true), None);
     }
 
     #[test]

@@ -1,0 +1,172 @@
+//! `sluice inspect`: what is in a file, how large each type is, what a pass would stream.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use serde::Serialize;
+use sluice_model::gguf::{Gguf, Value};
+use sluice_model::{DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS, StreamSummary};
+
+use crate::args;
+use crate::io::{Failure, print, print_json};
+
+#[derive(Serialize)]
+struct Document {
+    files: Vec<String>,
+    file_bytes: u64,
+    version: u32,
+    alignment: u64,
+    /// Scalars as they are, strings lossily decoded, arrays as {"type", "len"}.
+    metadata: serde_json::Map<String, serde_json::Value>,
+    tensor_count: usize,
+    types: Vec<TypeTotal>,
+    /// Null when the model cannot be run; then `not_runnable` says why.
+    stream: Option<Stream>,
+    not_runnable: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tensors: Option<Vec<Tensor>>,
+}
+
+#[derive(Serialize)]
+struct TypeTotal {
+    #[serde(rename = "type")]
+    name: &'static str,
+    tensors: usize,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Stream {
+    layer_bytes: u64,
+    head_bytes: u64,
+    tied: bool,
+    chunks: usize,
+    longest_chunk_bytes: usize,
+}
+
+#[derive(Serialize)]
+struct Tensor {
+    name: String,
+    #[serde(rename = "type")]
+    ty: &'static str,
+    dims: Vec<u64>,
+    file: usize,
+    offset: u64,
+    bytes: u64,
+}
+
+pub fn run(args: &args::Inspect) -> Result<ExitCode, Failure> {
+    let gguf = Gguf::open(&args.model)?;
+    let document = describe(&gguf, args.tensors);
+    if args.json {
+        print_json(&document)?;
+    } else {
+        print(&text(&gguf, &document))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn describe(gguf: &Gguf, list_tensors: bool) -> Document {
+    let mut totals: BTreeMap<&'static str, (usize, u64)> = BTreeMap::new();
+    for t in gguf.tensors() {
+        let total = totals.entry(t.ty.name()).or_default();
+        total.0 += 1;
+        total.1 += t.len;
+    }
+    let mut types: Vec<TypeTotal> =
+        totals.into_iter().map(|(name, (tensors, bytes))| TypeTotal { name, tensors, bytes }).collect();
+    types.sort_by_key(|t| std::cmp::Reverse(t.bytes));
+    let (stream, not_runnable) = match StreamSummary::of(gguf, DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS) {
+        Ok(s) => {
+            let stream = Stream {
+                layer_bytes: s.layer_bytes,
+                head_bytes: s.head_bytes,
+                tied: s.tied,
+                chunks: s.chunks,
+                longest_chunk_bytes: s.longest_chunk,
+            };
+            (Some(stream), None)
+        }
+        Err(e) => (None, Some(e.to_string())),
+    };
+    let tensors = list_tensors.then(|| {
+        let tensor = |t: &sluice_model::gguf::TensorInfo| Tensor {
+            name: t.name.clone(),
+            ty: t.ty.name(),
+            dims: t.dims().to_vec(),
+            file: t.file,
+            offset: t.offset,
+            bytes: t.len,
+        };
+        gguf.tensors().iter().map(tensor).collect()
+    });
+    Document {
+        files: gguf.paths().iter().map(|p| p.display().to_string()).collect(),
+        file_bytes: gguf.file_bytes(),
+        version: gguf.version(),
+        alignment: gguf.alignment(),
+        metadata: gguf.keys().map(|(k, v)| (k.to_owned(), json(v))).collect(),
+        tensor_count: gguf.tensors().len(),
+        types,
+        stream,
+        not_runnable,
+        tensors,
+    }
+}
+
+fn json(value: &Value) -> serde_json::Value {
+    match value {
+        Value::Bool(b) => (*b).into(),
+        // JSON has no NaN and no infinity: from() makes them null.
+        Value::F32(f) => (*f).into(),
+        Value::F64(f) => (*f).into(),
+        Value::String(s) => String::from_utf8_lossy(s).into(),
+        Value::Array(a) => serde_json::json!({ "type": a.element.name(), "len": a.len }),
+        Value::U64(n) => (*n).into(),
+        other => other.integer().and_then(|n| i64::try_from(n).ok()).into(),
+    }
+}
+
+fn text(gguf: &Gguf, d: &Document) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let mut line = |text: String| {
+        let _ = writeln!(out, "{text}");
+    };
+    let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+    for file in &d.files {
+        line(file.escape_debug().to_string());
+    }
+    line(format!("GGUF version {}, alignment {}, {}, {} tensors", d.version, d.alignment, mb(d.file_bytes), d.tensor_count));
+    line("\nmetadata".into());
+    for (key, value) in gguf.keys() {
+        // Templates run over pages; --json has them whole.
+        const SHOWN: usize = 100;
+        let value = value.to_string();
+        let cut: String = value.chars().take(SHOWN).collect();
+        let more = if cut.len() < value.len() { "…" } else { "" };
+        line(format!("  {key} = {cut}{more}"));
+    }
+    line("\ntypes".into());
+    for t in &d.types {
+        line(format!("  {:<8} {:>5} tensors {:>12}", t.name, t.tensors, mb(t.bytes)));
+    }
+    if let Some(tensors) = &d.tensors {
+        line("\ntensors".into());
+        for t in tensors {
+            line(format!("  {:<32} {:<8} {:<20} {:>12}", t.name, t.ty, format!("{:?}", t.dims), mb(t.bytes)));
+        }
+    }
+    match (&d.stream, &d.not_runnable) {
+        (Some(s), _) => {
+            let tied = if s.tied { " (the embedding table)" } else { "" };
+            line("\na pass streams".into());
+            line(format!("  layers {}, head {}{tied}", mb(s.layer_bytes), mb(s.head_bytes)));
+            line(format!("  in {} chunks of at most {}", s.chunks, mb(s.longest_chunk_bytes as u64)));
+        }
+        (None, Some(why)) => line(format!("\ncannot be run: {why}")),
+        (None, None) => {}
+    }
+    out
+}

@@ -1,0 +1,50 @@
+//! Where output goes, and what becomes of an error on the way.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+use sluice_model::Error;
+
+/// Why a command did not end normally.
+pub enum Failure {
+    /// Something to tell the user.
+    Error(Error),
+    /// stdout was closed by whoever read it: end quietly.
+    ClosedPipe,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<sluice_model::gguf::Error> for Failure {
+    fn from(error: sluice_model::gguf::Error) -> Self {
+        Self::Error(error.into())
+    }
+}
+
+/// Writes `text` to stdout and flushes, so that each piece shows as it comes.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(stdout_failure)
+}
+
+/// Writes `document` to stdout as one line of JSON.
+pub fn print_json(document: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string(document).map_err(|e| stdout_failure(e.into()))?;
+    print(&(text + "\n"))
+}
+
+fn stdout_failure(error: io::Error) -> Failure {
+    if error.kind() == io::ErrorKind::BrokenPipe {
+        return Failure::ClosedPipe;
+    }
+    Failure::Error(Error::Machine { what: "cannot write to standard output".into(), source: error })
+}
+
+/// Writes a line to stderr. When stderr is closed there is nobody to tell, and that is no reason to stop.
+pub fn note(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}

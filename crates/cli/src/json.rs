@@ -1,0 +1,110 @@
+//! The JSON documents: their keys are a contract with scripts.
+
+use serde::Serialize;
+use sluice_model::{Error, Report};
+
+/// The document of a command that failed.
+#[derive(Serialize)]
+pub struct ErrorDocument {
+    error: String,
+    exit_code: u8,
+}
+
+impl ErrorDocument {
+    pub fn new(error: &Error, exit_code: u8) -> Self {
+        Self { error: error.to_string(), exit_code }
+    }
+}
+
+/// The document of `run`.
+#[derive(Serialize)]
+pub struct RunDocument {
+    pub text: String,
+    /// Generated ids only.
+    pub ids: Vec<u32>,
+    pub prompt_tokens: usize,
+    pub generated_tokens: usize,
+    pub stop_reason: &'static str,
+    /// 64-bit hash of every logits row's bits, in order, as 16 hexadecimal digits.
+    pub logits_digest: String,
+    /// The seed in force; null for greedy.
+    pub seed: Option<u64>,
+    pub timings: Timings,
+    pub memory: Memory,
+    pub io: Io,
+    pub cpu: Cpu,
+    pub model: ModelInfo,
+}
+
+/// Seconds and rates; null where there was nothing to measure.
+#[derive(Serialize)]
+pub struct Timings {
+    pub load_s: f64,
+    /// From process start to the first token.
+    pub ttft_s: Option<f64>,
+    pub prefill_tok_s: Option<f64>,
+    /// (generated − 1) / (last − first token).
+    pub decode_tok_s: Option<f64>,
+}
+
+#[derive(Serialize)]
+pub struct Memory {
+    /// Ceiling asked for; null when none was.
+    pub budget_bytes: Option<u64>,
+    /// Null while no budget is planned.
+    pub predicted_bytes: Option<u64>,
+    /// VmHWM.
+    pub peak_rss_bytes: u64,
+    /// Largest RssAnon and RssFile at the end of load and of each pass.
+    pub anon_bytes: u64,
+    pub file_bytes: u64,
+}
+
+#[derive(Serialize)]
+pub struct Io {
+    pub backend: String,
+    /// The backend in its own words.
+    pub describe: String,
+    pub direct: bool,
+    pub bytes_read: u64,
+    pub reads: u64,
+    pub wait_s: f64,
+    pub streamed_bytes_per_pass: u64,
+    pub resident_bytes: u64,
+    pub passes: u64,
+}
+
+#[derive(Serialize)]
+pub struct Cpu {
+    pub isa: &'static str,
+    pub threads: usize,
+}
+
+#[derive(Serialize)]
+pub struct ModelInfo {
+    pub name: String,
+    pub file_bytes: u64,
+}
+
+/// The parts of [`RunDocument`] that a session's report fills.
+pub fn report_parts(report: Report, peak_rss_bytes: u64) -> (Memory, Io, Cpu) {
+    let memory = Memory {
+        budget_bytes: None,
+        predicted_bytes: None,
+        peak_rss_bytes,
+        anon_bytes: report.memory.anon,
+        file_bytes: report.memory.file,
+    };
+    let io = Io {
+        backend: report.backend,
+        describe: report.describe,
+        direct: report.direct,
+        bytes_read: report.bytes_read,
+        reads: report.reads,
+        wait_s: report.wait_s,
+        streamed_bytes_per_pass: report.streamed_bytes_per_pass,
+        resident_bytes: report.resident_bytes,
+        passes: report.passes,
+    };
+    (memory, io, Cpu { isa: report.isa, threads: report.threads })
+}

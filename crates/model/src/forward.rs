@@ -1,0 +1,188 @@
+//! The forward pass of a Llama-family model: which matrices in which order, and the arithmetic between them.
+//!
+//! It runs over anything that is [`Weights`]: streamed ones to compute, a recorder to learn the order.
+
+use sluice_gguf::Gguf;
+use sluice_kernels::{Isa, RopeFreqs};
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::kv::{KvCache, KvFormat};
+use crate::layers::attention::Attention;
+use crate::layers::ffn::FeedForward;
+use crate::layers::output::Output;
+use crate::layers::Linear;
+use crate::plan::Recorder;
+use crate::state::{State, sized};
+use crate::stream::PassKind;
+use crate::team::Team;
+use crate::weights::{Finder, Table, WeightId, Weights};
+
+/// Whose logits a pass is to leave in the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// Nobody's: the pass has no head.
+    None,
+    /// The last token's.
+    Last,
+    /// Every token's.
+    All,
+}
+
+/// A model's shape, its small vectors, and the numbers of its matrices.
+#[derive(Clone, Debug)]
+pub struct Llama {
+    /// Shape and constants.
+    pub config: Config,
+    /// Row i is the embedding of token i.
+    pub embedding: WeightId,
+    /// The layers in order.
+    pub layers: Vec<Layer>,
+    /// Final norm and head.
+    pub output: Output,
+    freqs: RopeFreqs,
+}
+
+/// One transformer layer.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    attention: Attention,
+    ffn: FeedForward,
+}
+
+/// What a forward pass works on.
+pub struct Pass<'a, W> {
+    /// Shape and constants.
+    pub config: &'a Config,
+    /// Where matrices come from.
+    pub weights: &'a mut W,
+    /// Workers for attention.
+    pub team: &'a Team,
+    /// CPU level.
+    pub isa: Isa,
+    /// Activations; `x` holds the tokens' embeddings when the pass begins.
+    pub state: &'a mut State,
+    /// Keys and values of the sequence.
+    pub kv: &'a mut KvCache,
+    /// Position of the first token.
+    pub first: usize,
+    /// Number of tokens.
+    pub tokens: usize,
+}
+
+impl Llama {
+    /// Finds every tensor of the architecture in `gguf` and checks its shape; reads the vectors.
+    ///
+    /// Also returns the table of matrices and warnings about what was found beside them.
+    ///
+    /// # Errors
+    /// For a missing tensor, a wrong shape, or types that cannot be computed (all of them in one message).
+    pub fn load(gguf: &Gguf, isa: Isa) -> Result<(Self, Table, Vec<String>)> {
+        let config = Config::read(gguf)?;
+        let mut find = Finder::new(gguf, isa);
+        let embedding = find.matrix("token_embd.weight", None, config.dim)?;
+        let rope = &config.rope;
+        let divisors = find.optional_vector("rope_freqs.weight", rope.dim / 2)?;
+        let freqs = RopeFreqs::new(rope.base, rope.dim, rope.linear_factor, divisors.as_deref())
+            // The metadata was checked before: what is left to be wrong is a divisor.
+            .map_err(|e| Error::tensor(&gguf.paths()[0], format!("tensor rope_freqs.weight: {e}")))?;
+        let mut layers = Vec::new();
+        for (i, kv_heads) in config.kv_heads.iter().enumerate() {
+            layers.push(Layer::find(&mut find, &config, i, *kv_heads)?);
+        }
+        let norm = find.norm("output_norm.weight", config.dim)?;
+        let tied = !find.has("output.weight");
+        let head = if tied { embedding } else { find.matrix("output.weight", None, config.dim)? };
+        let rows = find.rows(head);
+        let embeddings = find.rows(embedding);
+        if rows != embeddings {
+            return Err(Error::tensor(
+                &gguf.paths()[0],
+                format!("tensor output.weight has {rows} rows, token_embd.weight has {embeddings}; wanted as many"),
+            ));
+        }
+        let bias = find.optional_vector("output.bias", rows)?;
+        let (table, warnings) = find.finish(config.layers())?;
+        let output = Output { norm, head: Linear { weight: head, bias }, rows };
+        Ok((Self { config, embedding, layers, output, freqs }, table, warnings))
+    }
+
+    /// The groups of matrices that each kind of pass asks for, in the order of [`PassKind::ALL`]: the pass run
+    /// once over a recorder, with no tokens.
+    pub fn record(&self, isa: Isa) -> Result<[Vec<Vec<WeightId>>; 2]> {
+        let team = Team::new(1)?;
+        let mut kv = KvCache::new(&self.config, KvFormat::F32)?;
+        let mut state = State::new();
+        let mut record = |kind| -> Result<Vec<Vec<WeightId>>> {
+            let mut recorder = Recorder::default();
+            let mut pass = Pass {
+                config: &self.config,
+                weights: &mut recorder,
+                team: &team,
+                isa,
+                state: &mut state,
+                kv: &mut kv,
+                first: 0,
+                tokens: 0,
+            };
+            let wanted = match kind {
+                PassKind::WithHead => Logits::Last,
+                PassKind::WithoutHead => Logits::None,
+            };
+            self.run(&mut pass, wanted)?;
+            Ok(recorder.into_groups())
+        };
+        Ok([record(PassKind::ALL[0])?, record(PassKind::ALL[1])?])
+    }
+
+    /// The forward pass.
+    ///
+    /// # Errors
+    /// As the weights' [`matmul`](Weights::matmul).
+    pub fn run<W: Weights>(&self, pass: &mut Pass<'_, W>, wanted: Logits) -> Result<()> {
+        self.set_angles(pass);
+        for (i, layer) in self.layers.iter().enumerate() {
+            layer.attention.run(pass, i)?;
+            layer.ffn.run(pass)?;
+        }
+        self.output.run(pass, wanted)
+    }
+
+    /// Fills the state's rotations for the positions of this pass.
+    fn set_angles<W>(&self, pass: &mut Pass<'_, W>) {
+        let pairs = self.freqs.pairs();
+        let cos = sized(&mut pass.state.cos, pass.tokens * pairs);
+        let sin = sized(&mut pass.state.sin, pass.tokens * pairs);
+        for (t, (cos, sin)) in cos.chunks_exact_mut(pairs).zip(sin.chunks_exact_mut(pairs)).enumerate() {
+            self.freqs.angles(pass.first + t, cos, sin);
+        }
+    }
+}
+
+impl Layer {
+    fn find(find: &mut Finder<'_>, config: &Config, layer: usize, kv_heads: usize) -> Result<Self> {
+        let (dim, ffn) = (config.dim, config.ffn);
+        let (q, o) = (config.heads * config.key_len, config.heads * config.value_len);
+        let (k, v) = (kv_heads * config.key_len, kv_heads * config.value_len);
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let linear = |find: &mut Finder<'_>, part: &str, rows, cols| -> Result<Linear> {
+            let weight = find.matrix(&name(&format!("{part}.weight")), Some(rows), cols)?;
+            let bias = find.optional_vector(&name(&format!("{part}.bias")), rows)?;
+            Ok(Linear { weight, bias })
+        };
+        let attention = Attention {
+            norm: find.norm(&name("attn_norm.weight"), dim)?,
+            q: linear(find, "attn_q", q, dim)?,
+            k: linear(find, "attn_k", k, dim)?,
+            v: linear(find, "attn_v", v, dim)?,
+            out: linear(find, "attn_output", dim, o)?,
+        };
+        let ffn = FeedForward {
+            norm: find.norm(&name("ffn_norm.weight"), dim)?,
+            gate: linear(find, "ffn_gate", ffn, dim)?,
+            up: linear(find, "ffn_up", ffn, dim)?,
+            down: linear(find, "ffn_down", dim, ffn)?,
+        };
+        Ok(Self { attention, ffn })
+    }
+}

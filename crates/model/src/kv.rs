@@ -1,0 +1,161 @@
+//! Keys and values of past positions, in pages that are taken as positions are used.
+//!
+//! Rows are stored in a kernel format (f16 by default), so that reading them back is the same row lookup as
+//! for any tensor, and attention sees f32 whatever the cache holds.
+
+use sluice_kernels::{Format, Isa, QuantRows, dequantise, quantise};
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+
+/// Positions in a page: small, so that a short prompt on a model with many heads touches little more than it
+/// uses, and long enough that a page is worth a loop.
+pub const PAGE: usize = 32;
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvFormat {
+    /// 4 bytes an element.
+    F32,
+    /// 2 bytes an element.
+    #[default]
+    F16,
+    /// 34 bytes for 32 elements.
+    Q8_0,
+}
+
+impl KvFormat {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Q8_0];
+
+    /// The name that `--kv` takes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Q8_0 => "q8_0",
+        }
+    }
+
+    fn format(self) -> Format {
+        match self {
+            Self::F32 => Format::F32,
+            Self::F16 => Format::F16,
+            Self::Q8_0 => Format::Q8_0,
+        }
+    }
+}
+
+/// The cache of one sequence.
+pub struct KvCache {
+    format: Format,
+    key_len: usize,
+    value_len: usize,
+    layers: Vec<LayerKv>,
+}
+
+/// Keys and values of one layer.
+pub struct LayerKv {
+    kv_heads: usize,
+    format: Format,
+    key_len: usize,
+    value_len: usize,
+    key_bytes: usize,
+    value_bytes: usize,
+    /// Each page: for every kv head its `PAGE` key rows, then for every kv head its `PAGE` value rows.
+    pages: Vec<Box<[u8]>>,
+}
+
+impl KvCache {
+    /// An empty cache for the shape of `config`.
+    ///
+    /// # Errors
+    /// When the format's blocks do not divide a head.
+    pub fn new(config: &Config, format: KvFormat) -> Result<Self> {
+        let row = |len: usize, what: &str| {
+            format.format().row_bytes(len).map_err(|_| {
+                Error::Usage(format!(
+                    "--kv {} stores blocks of {} values, which do not divide this model's {what} heads of {len}; use --kv f16",
+                    format.name(),
+                    format.format().block_len(),
+                ))
+            })
+        };
+        let (key_bytes, value_bytes) = (row(config.key_len, "key")?, row(config.value_len, "value")?);
+        let layers = config
+            .kv_heads
+            .iter()
+            .map(|&kv_heads| LayerKv {
+                kv_heads,
+                format: format.format(),
+                key_len: config.key_len,
+                value_len: config.value_len,
+                key_bytes,
+                value_bytes,
+                pages: Vec::new(),
+            })
+            .collect();
+        Ok(Self { format: format.format(), key_len: config.key_len, value_len: config.value_len, layers })
+    }
+
+    /// Bytes that `positions` positions take.
+    pub fn bytes_for(&self, positions: usize) -> usize {
+        let row = |len| self.format.row_bytes(len).expect("checked in new");
+        let per_head = row(self.key_len) + row(self.value_len);
+        self.layers.iter().map(|l| l.kv_heads * per_head * positions.next_multiple_of(PAGE)).sum()
+    }
+
+    /// The part of one layer.
+    pub fn layer(&mut self, layer: usize) -> &mut LayerKv {
+        &mut self.layers[layer]
+    }
+}
+
+impl LayerKv {
+    /// Stores `keys` (tokens × kv heads × key size) and `values` (tokens × kv heads × value size) for positions
+    /// from `first` on, taking new pages as needed.
+    pub fn store(&mut self, first: usize, keys: &[f32], values: &[f32]) {
+        let (key_row, value_row) = (self.kv_heads * self.key_len, self.kv_heads * self.value_len);
+        for (i, (k, v)) in keys.chunks_exact(key_row).zip(values.chunks_exact(value_row)).enumerate() {
+            let (page, slot) = ((first + i) / PAGE, (first + i) % PAGE);
+            while self.pages.len() <= page {
+                // Zeroed memory of this size comes untouched from the system: only rows that are used count.
+                self.pages.push(vec![0; self.page_bytes()].into());
+            }
+            for head in 0..self.kv_heads {
+                let at = self.key_at(head) + slot * self.key_bytes;
+                quantise(self.format, &k[head * self.key_len..][..self.key_len], &mut self.pages[page][at..at + self.key_bytes]);
+                let at = self.value_at(head) + slot * self.value_bytes;
+                quantise(self.format, &v[head * self.value_len..][..self.value_len], &mut self.pages[page][at..at + self.value_bytes]);
+            }
+        }
+    }
+
+    /// Keys of `head` for the first `count` positions of `page`, decoded to `out` (count × key size).
+    pub fn keys(&self, isa: Isa, page: usize, head: usize, count: usize, out: &mut [f32]) {
+        self.decode(isa, page, self.key_at(head), self.key_bytes, self.key_len, count, out);
+    }
+
+    /// Values of `head` for the first `count` positions of `page`, decoded to `out` (count × value size).
+    pub fn values(&self, isa: Isa, page: usize, head: usize, count: usize, out: &mut [f32]) {
+        self.decode(isa, page, self.value_at(head), self.value_bytes, self.value_len, count, out);
+    }
+
+    fn decode(&self, isa: Isa, page: usize, at: usize, row_bytes: usize, len: usize, count: usize, out: &mut [f32]) {
+        let bytes = &self.pages[page][at..at + count * row_bytes];
+        let rows = QuantRows::new(self.format, len, bytes).expect("whole rows of a checked length");
+        dequantise(isa, rows, &mut out[..count * len]);
+    }
+
+    fn key_at(&self, head: usize) -> usize {
+        head * PAGE * self.key_bytes
+    }
+
+    fn value_at(&self, head: usize) -> usize {
+        self.key_at(self.kv_heads) + head * PAGE * self.value_bytes
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.value_at(self.kv_heads)
+    }
+}

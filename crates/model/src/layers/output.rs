@@ -1,0 +1,47 @@
+//! The output projection: the final norm, and logits over the vocabulary.
+
+use sluice_kernels::vector::rms_norm;
+
+use crate::error::Result;
+use crate::forward::{Logits, Pass};
+use crate::layers::Linear;
+use crate::state::{add_bias, sized, to_token_major};
+use crate::weights::Weights;
+
+/// Weights of the output projection. A tied model names its embedding table here; it is a matrix like any other.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// RMSNorm before it, dim values.
+    pub norm: Vec<f32>,
+    /// Vocabulary × dim.
+    pub head: Linear,
+    /// Rows of the head.
+    pub rows: usize,
+}
+
+impl Output {
+    /// Leaves the wanted logits in the state, logit rows × vocabulary rows.
+    pub fn run<W: Weights>(&self, pass: &mut Pass<'_, W>, wanted: Logits) -> Result<()> {
+        let dim = pass.config.dim;
+        let s = &mut *pass.state;
+        let first = match wanted {
+            Logits::None => return Ok(()),
+            Logits::Last => pass.tokens.saturating_sub(1),
+            Logits::All => 0,
+        };
+        let tokens = pass.tokens - first;
+        rms_norm(pass.isa, &s.x[first * dim..], &self.norm, pass.config.eps, sized(&mut s.normed, tokens * dim));
+        s.acts.fill(&s.normed, dim);
+        let logits = sized(&mut s.logits, self.rows * tokens);
+        if tokens <= 1 {
+            pass.weights.matmul(&[self.head.weight], &mut s.acts, &mut [logits])?;
+            add_bias(logits, self.head.bias.as_deref(), tokens);
+        } else {
+            let y = sized(&mut s.y[0], self.rows * tokens);
+            pass.weights.matmul(&[self.head.weight], &mut s.acts, &mut [y])?;
+            add_bias(y, self.head.bias.as_deref(), tokens);
+            to_token_major(y, tokens, logits);
+        }
+        Ok(())
+    }
+}

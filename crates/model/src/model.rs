@@ -1,0 +1,164 @@
+//! A model as opened: header checked, vocabulary and small vectors in memory, matrices still in the file.
+
+use std::path::{Path, PathBuf};
+
+use sluice_gguf::Gguf;
+use sluice_kernels::{Format, Isa};
+
+use crate::error::{Error, Result};
+use crate::forward::Llama;
+use crate::plan::{Cut, Plan, Residency};
+use crate::tokenizer::Tokenizer;
+use crate::weights::Table;
+
+/// A model that sessions can be opened on. The header is dropped once everything in it has been used.
+pub struct Model {
+    /// Shape, vectors, and numbers of the matrices.
+    pub(crate) llama: Llama,
+    pub(crate) table: Table,
+    pub(crate) tokenizer: Tokenizer,
+    /// All files of the model: one, or its shards in order.
+    pub(crate) paths: Vec<PathBuf>,
+    pub(crate) file_bytes: u64,
+    pub(crate) isa: Isa,
+    name: Option<String>,
+    warnings: Vec<String>,
+}
+
+impl Model {
+    /// Opens the model at `path` (the first shard if it has several), with the vocabulary in it.
+    ///
+    /// # Errors
+    /// For a file that is damaged, of another architecture, or of tensor types that cannot be computed.
+    pub fn open(path: &Path) -> Result<Self> {
+        Self::open_with(path, detected_isa()?)
+    }
+
+    /// As [`Model::open`], computing at the CPU level `isa`.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn open_with(path: &Path, isa: Isa) -> Result<Self> {
+        let gguf = Gguf::open(path)?;
+        let (llama, table, mut warnings) = Llama::load(&gguf, isa)?;
+        let tokenizer = tokenizer(&gguf)?;
+        if tokenizer.vocab_size() > llama.output.rows {
+            return Err(Error::tensor(
+                path,
+                format!(
+                    "tensor token_embd.weight has {} rows for the {} tokens of tokenizer.ggml.tokens; wanted a row for each",
+                    llama.output.rows,
+                    tokenizer.vocab_size()
+                ),
+            ));
+        }
+        warnings.extend(tokenizer.warnings().iter().cloned());
+        Ok(Self {
+            llama,
+            table,
+            tokenizer,
+            paths: gguf.paths().to_vec(),
+            file_bytes: gguf.file_bytes(),
+            isa,
+            name: gguf.str("general.name")?.map(|n| n.to_string()),
+            warnings,
+        })
+    }
+
+    /// The vocabulary.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Positions that the model was trained for.
+    pub fn longest_context(&self) -> usize {
+        self.llama.config.context
+    }
+
+    /// The file that was opened.
+    pub fn path(&self) -> &Path {
+        &self.paths[0]
+    }
+
+    /// `general.name`, or the file's name.
+    pub fn name(&self) -> String {
+        self.name.clone().unwrap_or_else(|| {
+            self.path().file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
+        })
+    }
+
+    /// Bytes of all files.
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// What a user should know about the file although it runs: one line each.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+}
+
+/// Only the vocabulary of the file at `path`, which need not hold any tensors.
+///
+/// # Errors
+/// When the file is damaged or has no vocabulary of a known kind.
+pub fn open_tokenizer(path: &Path) -> Result<Tokenizer> {
+    tokenizer(&Gguf::open(path)?)
+}
+
+fn detected_isa() -> Result<Isa> {
+    Isa::detect().map_err(|e| Error::Usage(e.to_string()))
+}
+
+fn tokenizer(gguf: &Gguf) -> Result<Tokenizer> {
+    Tokenizer::from_gguf(gguf).map_err(|source| Error::Vocabulary { path: gguf.paths()[0].clone(), source })
+}
+
+/// What a forward pass over a file would stream: for `sluice inspect`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StreamSummary {
+    /// Bytes of the layers' matrices, read in every pass when streamed.
+    pub layer_bytes: u64,
+    /// Bytes of the output projection.
+    pub head_bytes: u64,
+    /// The head is the embedding table.
+    pub tied: bool,
+    /// Chunks of a pass at the default sizes.
+    pub chunks: usize,
+    /// The longest of them in bytes.
+    pub longest_chunk: usize,
+}
+
+impl StreamSummary {
+    /// Computes it for an opened header.
+    ///
+    /// # Errors
+    /// When the model cannot be run; the message says why.
+    pub fn of(gguf: &Gguf, chunk_bytes: usize, head_rows: usize) -> Result<Self> {
+        let isa = detected_isa()?;
+        let (llama, table, _) = Llama::load(gguf, isa)?;
+        let cut = Cut { chunk_bytes, head_rows, workers: 1, chunk_is_band: false };
+        let head = llama.output.head.weight;
+        let plan = Plan::new(&llama.record(isa)?, &table, head, &cut, Residency { layers: false, head: false });
+        let bytes = |head_wanted: bool| {
+            let steps = plan.passes[0].steps.iter().map(|s| &plan.chunks[*s as usize]);
+            steps
+                .filter(|c| (c.weight == head) == head_wanted)
+                .map(|c| (c.rows.len() * table.get(c.weight).row_bytes) as u64)
+                .sum()
+        };
+        let longest = plan.chunks.iter().map(|c| c.rows.len() * table.get(c.weight).row_bytes).max();
+        Ok(Self {
+            layer_bytes: bytes(false),
+            head_bytes: bytes(true),
+            tied: head == llama.embedding,
+            chunks: plan.passes[0].steps.len(),
+            longest_chunk: longest.unwrap_or(0),
+        })
+    }
+}
+
+/// Names of the formats that can be computed, for messages and `inspect`.
+pub fn supported_formats() -> Vec<&'static str> {
+    Format::ALL.iter().map(|f| f.name()).collect()
+}

@@ -1,0 +1,74 @@
+//! What a session is opened with.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+pub use sluice_loader::{Choice as BackendChoice, Direct};
+
+use crate::kv::KvFormat;
+
+/// Rows of the output projection in a chunk, unless asked for otherwise: 1024 rows of a 4096-wide Q6_K head are
+/// 3.4 MB, a good size for a direct read.
+pub const DEFAULT_HEAD_ROWS: usize = 1024;
+
+/// Bytes in a chunk for eager backends: reads of 1 MiB reach the rate of common disks with a few in flight, and
+/// a window of a dozen stays small.
+pub const DEFAULT_CHUNK_BYTES: usize = 1 << 20;
+
+/// Whether weights stay in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// Resident when everything fits into the memory that is available, else streamed.
+    #[default]
+    Auto,
+    /// Read once, kept.
+    Resident,
+    /// Read in every pass.
+    Stream,
+}
+
+/// Memory, reading, and threads of a session. None of it changes a bit of the result.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Positions in the context; at most the model's own.
+    pub context: usize,
+    /// Workers; None for what the machine gives this process.
+    pub threads: Option<usize>,
+    /// How bytes reach memory.
+    pub backend: BackendChoice,
+    /// Past the page cache or through it.
+    pub direct: Direct,
+    /// Most bytes in a chunk; None for [`DEFAULT_CHUNK_BYTES`].
+    pub chunk_bytes: Option<usize>,
+    /// The layers' matrices.
+    pub layers: Placement,
+    /// The output projection.
+    pub head: Placement,
+    /// Most rows in a chunk of the output projection.
+    pub head_rows: usize,
+    /// Tokens of a prompt that go through the model together; None to choose by what the activations take.
+    pub prompt_batch: Option<usize>,
+    /// How keys and values are stored.
+    pub kv: KvFormat,
+    /// Raised by the caller to end a pass between two groups of matrices.
+    pub cancel: Arc<AtomicBool>,
+}
+
+impl Options {
+    /// Defaults for a context of `context` positions.
+    pub fn new(context: usize) -> Self {
+        Self {
+            context,
+            threads: None,
+            backend: BackendChoice::Auto,
+            direct: Direct::Auto,
+            chunk_bytes: None,
+            layers: Placement::Auto,
+            head: Placement::Auto,
+            head_rows: DEFAULT_HEAD_ROWS,
+            prompt_batch: None,
+            kv: KvFormat::default(),
+            cancel: Arc::default(),
+        }
+    }
+}

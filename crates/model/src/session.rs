@@ -1,0 +1,330 @@
+//! A session: one sequence on a model, its cache, its workers, and the stream that its weights come through.
+
+use std::sync::Arc;
+
+use sluice_kernels::{QuantRows, dequantise};
+use sluice_loader::Stream;
+
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+use crate::forward::{Logits, Pass};
+use crate::kv::KvCache;
+use crate::memory::{self, ProcessMemory};
+use crate::model::Model;
+use crate::options::{DEFAULT_CHUNK_BYTES, Options, Placement};
+use crate::plan::{Cut, Plan, Residency};
+use crate::sample::NonFinite;
+use crate::state::{State, sized};
+use crate::stream::{PassKind, StreamedWeights};
+use crate::team::Team;
+
+/// Activations of a prompt batch, when its size is left to us: small beside any model, and enough tokens that
+/// reading the weights is shared by many.
+const ACTIVATION_BYTES: usize = 8 << 20;
+
+/// Bounds of a batch chosen by us. Below 16 tokens a pass is all reading; above 512 nothing is gained.
+const BATCH: std::ops::RangeInclusive<usize> = 16..=512;
+
+/// What keeping all weights needs beside their bytes, when deciding whether they fit: cache, activations, binary.
+const BESIDE_WEIGHTS: u64 = 256 << 20;
+
+/// What a session did with files and memory so far.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Backend in force: `mmap`, `pread` or `uring`.
+    pub backend: String,
+    /// The backend in its own words.
+    pub describe: String,
+    /// Reads bypass the page cache.
+    pub direct: bool,
+    /// Bytes read, padding included.
+    pub bytes_read: u64,
+    /// Reads made.
+    pub reads: u64,
+    /// Seconds that workers waited for bytes, summed over workers.
+    pub wait_s: f64,
+    /// Bytes that a pass with head streams, without padding.
+    pub streamed_bytes_per_pass: u64,
+    /// Bytes of weights that stay.
+    pub resident_bytes: u64,
+    /// Passes begun.
+    pub passes: u64,
+    /// Most anonymous and most file-backed memory seen at the end of load and of each pass.
+    pub memory: ProcessMemory,
+    /// CPU level.
+    pub isa: &'static str,
+    /// Workers.
+    pub threads: usize,
+}
+
+/// One sequence of tokens being fed to a model.
+pub struct Session<'m> {
+    model: &'m Model,
+    weights: StreamedWeights<'m>,
+    team: Arc<Team>,
+    kv: KvCache,
+    state: State,
+    position: usize,
+    context: usize,
+    batch: usize,
+    digest: Digest,
+    memory: ProcessMemory,
+    passes: u64,
+    notes: Vec<String>,
+}
+
+impl<'m> Session<'m> {
+    /// Opens a session; nothing of the weights is read yet.
+    ///
+    /// # Errors
+    /// When options contradict each other or the model, or the backend asked for is not to be had.
+    pub fn open(model: &'m Model, options: &Options) -> Result<Self> {
+        let longest = model.longest_context();
+        if options.context > longest {
+            return Err(Error::Context {
+                context: longest,
+                wanted: options.context,
+                longest,
+                detail: "the context asked for".into(),
+            });
+        }
+        for (value, flag) in [
+            (Some(options.head_rows), "--lm-head-rows"),
+            (options.chunk_bytes, "--chunk-bytes"),
+            (options.prompt_batch, "--prompt-batch"),
+            (options.threads, "--threads"),
+        ] {
+            if value == Some(0) {
+                return Err(Error::Usage(format!("{flag} 0: wanted at least 1")));
+            }
+        }
+        let team = Arc::new(Team::new(options.threads.unwrap_or_else(Team::default_workers))?);
+        let mut notes = Vec::new();
+        let residency = residency(model, options, &mut notes);
+        let all_resident = residency.layers && residency.head;
+        let opened = sluice_loader::open(
+            &model.paths,
+            &sluice_loader::Options { backend: options.backend, direct: options.direct, depth: None, all_resident },
+        )?;
+        notes.extend(opened.notes);
+        let cut = Cut {
+            chunk_bytes: options.chunk_bytes.unwrap_or(DEFAULT_CHUNK_BYTES),
+            head_rows: options.head_rows,
+            workers: team.workers(),
+            chunk_is_band: opened.backend.depth() == 0,
+        };
+        let llama = &model.llama;
+        let plan = Plan::new(&llama.record(model.isa)?, &model.table, llama.output.head.weight, &cut, residency);
+        let stream = Stream::new(opened.backend, plan.schedule(&model.table)?, team.workers())?;
+        let kv = KvCache::new(&llama.config, options.kv)?;
+        notes.push(format!(
+            "keys and values in {}: {:.1} MB when all {} positions are used",
+            options.kv.name(),
+            kv.bytes_for(options.context) as f64 / 1e6,
+            options.context
+        ));
+        let batch = options.prompt_batch.unwrap_or_else(|| {
+            (ACTIVATION_BYTES / State::bytes_per_token(&llama.config)).clamp(*BATCH.start(), *BATCH.end())
+        });
+        let cancel = Arc::clone(&options.cancel);
+        Ok(Self {
+            model,
+            weights: StreamedWeights::new(&model.table, plan, stream, Arc::clone(&team), model.isa, cancel),
+            team,
+            kv,
+            state: State::new(),
+            position: 0,
+            context: options.context,
+            batch,
+            digest: Digest::default(),
+            memory: ProcessMemory::now(),
+            passes: 0,
+            notes,
+        })
+    }
+
+    /// Positions used so far.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Positions that there is room for.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// What was decided on the caller's behalf, a line each, for `--verbose`.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Digest of all logits rows so far.
+    pub fn digest(&self) -> u64 {
+        self.digest.finish()
+    }
+
+    /// Feeds `tokens` in batches and returns the logits after the last. `more` says that another token will be
+    /// fed after them, so that its weights can be read ahead.
+    ///
+    /// # Errors
+    /// [`Error::Context`] when they do not fit, [`Error::NonFinite`] for damaged weights, and all that reading
+    /// can meet. After an error in a pass the positions of that batch are not counted and may be fed again.
+    pub fn feed(&mut self, tokens: &[u32], more: bool) -> Result<&[f32]> {
+        self.check(tokens)?;
+        let batches = tokens.chunks(self.batch).count();
+        for (i, batch) in tokens.chunks(self.batch).enumerate() {
+            let kind = |i: usize| if i + 1 < batches { PassKind::WithoutHead } else { PassKind::WithHead };
+            let next = if i + 1 < batches { Some(kind(i + 1)) } else { more.then_some(PassKind::WithHead) };
+            let wanted = if i + 1 < batches { Logits::None } else { Logits::Last };
+            self.pass(batch, kind(i), next, wanted)?;
+        }
+        Ok(&self.state.logits)
+    }
+
+    /// Feeds `tokens` and gives `visit` the logits after each of them, in order.
+    ///
+    /// # Errors
+    /// As [`Session::feed`].
+    pub fn feed_each(&mut self, tokens: &[u32], mut visit: impl FnMut(usize, &[f32])) -> Result<()> {
+        self.check(tokens)?;
+        let rows = self.model.llama.output.rows;
+        // All logits of a batch lie in memory twice (turned and not): no more than the activations may take.
+        let most = (ACTIVATION_BYTES / (2 * size_of::<f32>() * rows)).clamp(1, self.batch);
+        let batches = tokens.chunks(most).count();
+        for (i, batch) in tokens.chunks(most).enumerate() {
+            let next = (i + 1 < batches).then_some(PassKind::WithHead);
+            let first = self.position;
+            self.pass(batch, PassKind::WithHead, next, Logits::All)?;
+            for (t, row) in self.state.logits.chunks_exact(rows).enumerate() {
+                visit(first + t, row);
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<()> {
+        let rows = self.model.llama.output.rows;
+        if let Some(id) = tokens.iter().find(|id| **id as usize >= rows) {
+            return Err(Error::Usage(format!("token id {id} is outside of the vocabulary of {rows}")));
+        }
+        if tokens.is_empty() {
+            return Err(Error::Usage("there are no tokens to feed: the prompt is empty".into()));
+        }
+        let wanted = self.position + tokens.len();
+        if wanted > self.context {
+            return Err(Error::Context {
+                context: self.context,
+                wanted,
+                longest: self.model.longest_context(),
+                detail: format!("{} used and {} to come", self.position, tokens.len()),
+            });
+        }
+        Ok(())
+    }
+
+    fn pass(&mut self, tokens: &[u32], kind: PassKind, next: Option<PassKind>, wanted: Logits) -> Result<()> {
+        let team = Arc::clone(&self.team);
+        let result = team.enter(|| self.pass_on_team(tokens, kind, next, wanted));
+        if result.is_err() {
+            // The first error is the one to tell; if the stream is beyond repair the next pass says so.
+            let _ = self.weights.rewind();
+        }
+        let now = ProcessMemory::now();
+        self.memory.peak = now.peak;
+        self.memory.anon = self.memory.anon.max(now.anon);
+        self.memory.file = self.memory.file.max(now.file);
+        result
+    }
+
+    fn pass_on_team(&mut self, tokens: &[u32], kind: PassKind, next: Option<PassKind>, wanted: Logits) -> Result<()> {
+        self.weights.begin(kind, next)?;
+        self.passes += 1;
+        self.embed(tokens)?;
+        let llama = &self.model.llama;
+        let mut pass = Pass {
+            config: &llama.config,
+            weights: &mut self.weights,
+            team: &self.team,
+            isa: self.model.isa,
+            state: &mut self.state,
+            kv: &mut self.kv,
+            first: self.position,
+            tokens: tokens.len(),
+        };
+        llama.run(&mut pass, wanted)?;
+        if wanted != Logits::None {
+            let rows = llama.output.rows;
+            let first = self.position + tokens.len() - self.state.logits.len() / rows;
+            for (t, row) in self.state.logits.chunks_exact(rows).enumerate() {
+                if let Some(id) = row.iter().position(|v| !v.is_finite()) {
+                    let path = self.model.path().to_owned();
+                    return Err(Error::NonFinite { path, position: first + t, id, value: row[id] });
+                }
+                self.digest.add(row);
+            }
+        }
+        self.position += tokens.len();
+        Ok(())
+    }
+
+    /// Looks up the rows of `tokens` in the embedding table, in the file: a few KB each, beside the schedule.
+    fn embed(&mut self, tokens: &[u32]) -> Result<()> {
+        let matrix = self.model.table.get(self.model.llama.embedding);
+        let x = sized(&mut self.state.x, tokens.len() * matrix.cols);
+        let mut bytes = vec![0; matrix.row_bytes];
+        for (id, x) in tokens.iter().zip(x.chunks_exact_mut(matrix.cols)) {
+            let row = *id as usize;
+            self.weights.read(matrix.bytes_of(row..row + 1), &mut bytes)?;
+            let row = QuantRows::new(matrix.format, matrix.cols, &bytes).expect("one whole row");
+            dequantise(self.model.isa, row, x);
+        }
+        Ok(())
+    }
+
+    /// The error for logits that the sampler could not choose from.
+    pub(crate) fn non_finite(&self, found: NonFinite) -> Error {
+        let position = self.position.saturating_sub(1);
+        Error::NonFinite { path: self.model.path().to_owned(), position, id: found.id, value: found.value }
+    }
+
+    /// What was read and used so far.
+    pub fn report(&self) -> Report {
+        let stream = self.weights.stream();
+        let stats = stream.stats();
+        Report {
+            backend: stream.backend().name().to_owned(),
+            describe: stream.describe(),
+            direct: stream.backend().direct(),
+            bytes_read: stats.bytes_read,
+            reads: stats.reads,
+            wait_s: stats.wait_s,
+            streamed_bytes_per_pass: stream.streamed_bytes(0),
+            resident_bytes: stream.resident_bytes(),
+            passes: self.passes,
+            memory: self.memory,
+            isa: self.model.isa.name(),
+            threads: self.team.workers(),
+        }
+    }
+}
+
+/// Decides what stays, as asked for or by what is available.
+fn residency(model: &Model, options: &Options, notes: &mut Vec<String>) -> Residency {
+    let available = memory::available();
+    let needed = model.file_bytes + BESIDE_WEIGHTS;
+    // Where the kernel does not say what is available, streaming is the choice that always works.
+    let fits = available.is_some_and(|a| needed <= a);
+    if options.layers == Placement::Auto || options.head == Placement::Auto {
+        let verdict = if fits { "weights stay in memory" } else { "weights are streamed" };
+        notes.push(match available {
+            Some(a) => format!("{verdict}: about {} MB needed, {} MB available", needed / 1_000_000, a / 1_000_000),
+            None => format!("{verdict}: the system does not say how much memory is available"),
+        });
+    }
+    let stays = |p| match p {
+        Placement::Auto => fits,
+        Placement::Resident => true,
+        Placement::Stream => false,
+    };
+    Residency { layers: stays(options.layers), head: stays(options.head) }
+}
