@@ -286,7 +286,7 @@ fn a_file_cut_in_use_is_an_error_that_names_it() {
             return;
         }
         std::fs::write(&files.paths[0], expected(range(0, 0, LENGTH))).unwrap();
-        // Opened anew by whoever runs last; this one has it open at its full length.
+        // Every backend is opened while the file has its full length, and cuts it for itself.
         same(
             &case,
             &get(&*case.backend, range(0, 500_000, 100_000)),

@@ -25,8 +25,10 @@ pub mod uring;
 
 use std::fmt;
 use std::ops::{Deref, Range};
+#[cfg(not(loom))]
 use std::sync::Arc;
 
+#[cfg(not(loom))]
 use memmap2::Mmap;
 
 use crate::ByteRange;
@@ -219,6 +221,7 @@ enum Bytes {
     /// In the slot's own memory, which may begin earlier for the sake of alignment.
     InSlot(Range<usize>),
     /// In a mapping of the file.
+    #[cfg(not(loom))]
     Mapped(Arc<Mmap>, Range<usize>),
 }
 
@@ -285,6 +288,7 @@ impl Deref for Filled {
     fn deref(&self) -> &[u8] {
         match &self.bytes {
             Bytes::InSlot(place) => &self.slot.buffer[place.clone()],
+            #[cfg(not(loom))]
             Bytes::Mapped(map, place) => &map[place.clone()],
         }
     }
