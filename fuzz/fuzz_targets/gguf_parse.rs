@@ -11,23 +11,34 @@ use sluice_gguf::{Header, Limits};
 const METADATA_BYTES: u64 = 1 << 20;
 
 fuzz_target!(|input: &[u8]| {
-    let Some((&flips, bytes)) = input.split_first() else { return };
+    let Some((&flips, bytes)) = input.split_first() else {
+        return;
+    };
     let mut limits = Limits::default();
     limits.metadata_bytes = METADATA_BYTES;
     let header = match Header::parse(&bytes, &limits) {
         Ok(header) => header,
         Err(e) => {
-            assert!(!e.to_string().contains(char::is_control), "an error is one printable line: {e}");
+            assert!(
+                !e.to_string().contains(char::is_control),
+                "an error is one printable line: {e}"
+            );
             return;
         }
     };
     for tensor in header.tensors() {
-        assert!(tensor.offset >= header.data_start() && tensor.offset + tensor.len <= bytes.len() as u64);
+        assert!(
+            tensor.offset >= header.data_start()
+                && tensor.offset + tensor.len <= bytes.len() as u64
+        );
         assert_eq!(tensor.rows() * tensor.row_bytes(), tensor.len);
     }
     let mut later = bytes.to_vec();
     if flips != 0 {
-        later.iter_mut().step_by(flips.into()).for_each(|b| *b ^= flips);
+        later
+            .iter_mut()
+            .step_by(flips.into())
+            .for_each(|b| *b ^= flips);
     }
     for (key, value) in header.metadata().iter() {
         assert!(!value.to_string().contains(char::is_control));
@@ -35,8 +46,16 @@ fuzz_target!(|input: &[u8]| {
             if let Ok(Some(mut strings)) = header.strings(&source, key) {
                 while strings.next().is_some() {}
             }
-            let _ = header.ints(&source, key).ok().flatten().map(Iterator::count);
-            let _ = header.floats(&source, key).ok().flatten().map(Iterator::count);
+            let _ = header
+                .ints(&source, key)
+                .ok()
+                .flatten()
+                .map(Iterator::count);
+            let _ = header
+                .floats(&source, key)
+                .ok()
+                .flatten()
+                .map(Iterator::count);
         }
     }
 });

@@ -21,7 +21,7 @@
 //! | point | here |
 //! |---|---|
 //! | version | 2 and 3; 0, 1, 4 and later, and big-endian files are refused by name |
-//! | `general.alignment` | any integer type; a power of two or a multiple of 8, at most [`Limits::alignment`]; else refused |
+//! | `general.alignment` | any integer type; a power of two or a multiple of 8, at most [`Limits::alignment`] |
 //! | nested arrays | walked down to [`Limits::array_depth`] levels |
 //! | order of tensor infos, gaps and trailing bytes in the data | any; overlaps are refused |
 //! | dimensions | 1 to 4, none of them 0; a row must be whole blocks |

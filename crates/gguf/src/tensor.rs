@@ -186,10 +186,10 @@ fn measure(info: RawInfo, data: Data) -> Result<TensorInfo> {
         let hint = if *dim == 0 {
             "a weight cannot be empty"
         } else {
-            "negative, or damaged"
+            "an overflow, negative as a signed number"
         };
         return Err(malformed(format!(
-            "dimension {dim} in {dims:?}: {hint}, wanted 1 to 2^63-1"
+            "dimension {dim} in {dims:?}: {hint}; wanted 1 to 2^63-1, so the file is damaged"
         )));
     }
     let block = ty.block_len();
@@ -271,8 +271,8 @@ fn check_ranges(tensors: &[TensorInfo], data: Data) -> Result<()> {
             )
         };
         let why = format!(
-            "tensor {}: bytes {} to {} are past the end of file; the file is {verdict}: {} of {} tensors lie outside, {} bytes \
-             present, {needed} needed; {advice}",
+            "tensor {}: bytes {} to {} are past the end of file; the file is {verdict}: {} of {} tensors lie \
+             outside, {} bytes present, {needed} needed; {advice}",
             name(first),
             first.offset,
             first.offset + first.len,

@@ -267,7 +267,7 @@ fn read_type(cursor: &mut Cursor<'_>, key: &str, of: &str) -> Result<ValueType> 
     let id = cursor.u32(format_args!("{of} type of key {key}"))?;
     ValueType::from_id(id).ok_or_else(|| {
         let why = format!(
-            "key {key}: unknown {of} type {id}, wanted 0 to 12; the file is damaged or made for a newer version of the format"
+            "key {key}: unknown {of} type {id}, wanted 0 to 12; the file is damaged, or newer than this reader"
         );
         Error::new(ErrorKind::Malformed, why).at(at)
     })
@@ -295,7 +295,7 @@ fn walk_array(
         .unwrap_or(if element == ValueType::String { 8 } else { 12 });
     let offset = cursor.pos();
     let bytes = len.checked_mul(smallest).ok_or_else(|| {
-        let why = format!("key {key}: array length {len} × {smallest} bytes overflows: past the end of file, which is damaged");
+        let why = format!("key {key}: array length {len} × {smallest} bytes overflows, past the end of file; it is damaged");
         Error::new(ErrorKind::Malformed, why).at(offset)
     })?;
     cursor.want(bytes, format_args!("array of {len} × {element}, key {key}"))?;

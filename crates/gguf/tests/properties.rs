@@ -325,7 +325,10 @@ proptest! {
     }
 
     #[test]
-    fn no_damage_panics(edits in vec((any::<prop::sample::Index>(), any::<u8>()), 1..12), cut in any::<prop::sample::Index>()) {
+    fn no_damage_panics(
+        edits in vec((any::<prop::sample::Index>(), any::<u8>()), 1..12),
+        cut in any::<prop::sample::Index>(),
+    ) {
         let whole = specimen();
         let mut bytes = whole.clone();
         for (at, value) in edits {
