@@ -15,8 +15,10 @@ const COLS: usize = 2048;
 const IN_CACHE: usize = 256 << 10;
 /// Bytes that do not stay in any cache.
 const IN_MEMORY: usize = 256 << 20;
-/// How long each figure is measured; the best of several runs counts.
-const LONG_ENOUGH: Duration = Duration::from_millis(100);
+/// How long each figure is measured.
+const LONG_ENOUGH: Duration = Duration::from_millis(200);
+/// The best slice counts: short enough to fit between the turns of other programs.
+const SLICE: Duration = Duration::from_millis(1);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let chosen: Vec<String> = std::env::args().skip(1).collect();
@@ -109,17 +111,24 @@ fn check(isa: Isa, w: QuantRows<'_>, x: &Acts) -> Result<(), String> {
     }
 }
 
+/// The best rate at which pieces of the rows, each as large as fits in a cache, go through the kernel in turn.
 fn bytes_per_s(isa: Isa, w: QuantRows<'_>, x: &Acts) -> f64 {
-    let mut y = vec![0.0; w.rows() * x.tokens()];
-    let mut best = f64::INFINITY;
-    for _ in 0..5 {
-        let (start, mut runs) = (Instant::now(), 0);
-        while start.elapsed() < LONG_ENOUGH / 5 {
-            matmul(isa, w, x, &mut y);
-            runs += 1;
+    let piece = IN_CACHE / w.row_bytes();
+    let mut y = vec![0.0; piece * x.tokens()];
+    let (begin, mut best, mut at) = (Instant::now(), f64::INFINITY, 0);
+    while begin.elapsed() < LONG_ENOUGH {
+        let (start, mut bytes) = (Instant::now(), 0);
+        while start.elapsed() < SLICE {
+            matmul(isa, w.slice(at..at + piece), x, &mut y);
+            bytes += piece * w.row_bytes();
+            at = if at + 2 * piece <= w.rows() {
+                at + piece
+            } else {
+                0
+            };
         }
-        best = best.min(start.elapsed().as_secs_f64() / f64::from(runs));
+        best = best.min(start.elapsed().as_secs_f64() / bytes as f64);
     }
     std::hint::black_box(&y);
-    w.bytes().len() as f64 / best
+    1.0 / best
 }

@@ -2,7 +2,8 @@
 
 use core::arch::x86_64::*;
 
-use super::lanes::load_ps;
+use super::TILE;
+use super::lanes::{load_ps, prefetch};
 use crate::acts::Acts;
 use crate::numbers::{LANES, bf16_to_f32, canonical, f16_to_f32, padded, sum_lanes};
 use crate::rows::QuantRows;
@@ -73,6 +74,9 @@ impl Decode for Brain {
 /// Rows, or tokens, that are taken together: four times two chains of additions hide their latency.
 const TOGETHER: usize = 4;
 
+// What is asked for ahead is counted in tiles of blocks elsewhere; here a "block" is 8 weights.
+const _: () = assert!(TILE * TILE == TOGETHER * LANES);
+
 /// y = W·x for one format.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn matmul<D: Decode>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
@@ -112,7 +116,14 @@ fn tile<D: Decode, const R: usize, const T: usize>(
     let mut low = [[_mm256_setzero_ps(); T]; R];
     let mut high = [[_mm256_setzero_ps(); T]; R];
     let whole = cols - cols % LANES;
+    // The bytes after this tile, most likely the next one: asked for in order while these are used, in pieces of the 16
+    // weights of 4 rows that a round of the loop takes.
+    let mut next = weights[R - 1].as_ptr_range().end.cast::<[D::Bytes; TILE]>();
     for at in (0..whole).step_by(LANES) {
+        if R == TOGETHER {
+            prefetch(next);
+            next = next.wrapping_add(TILE);
+        }
         for r in 0..R {
             let [w_low, w_high] = weights_at::<D>(weights[r], at);
             for t in 0..T {

@@ -124,15 +124,20 @@ pub(super) fn to_array(v: __m256) -> [f32; TILE] {
     out
 }
 
-/// Asks for the line at `bytes` past `at`. Where that is no memory of ours, nothing happens.
+/// Bytes of a line of cache.
+const LINE: usize = 64;
+
+/// Asks for a tile's worth of blocks from `at` on. Where that is no memory of ours, nothing happens.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn prefetch<T>(at: &T, bytes: usize) {
-    let line = core::ptr::from_ref(at).cast::<i8>().wrapping_add(bytes);
-    #[allow(unused_unsafe)]
-    // the intrinsic is unsafe in the oldest compiler that we support, safe in later ones
-    // SAFETY: a prefetch reads nothing that the program could see and never faults, whatever the address.
-    unsafe {
-        _mm_prefetch::<_MM_HINT_T0>(line)
-    };
+pub(super) fn prefetch<B>(at: *const B) {
+    for line in (0..TILE * size_of::<B>()).step_by(LINE) {
+        let line = at.cast::<i8>().wrapping_add(line);
+        #[allow(unused_unsafe)]
+        // the intrinsic is unsafe in the oldest compiler that we support, safe in later ones
+        // SAFETY: a prefetch reads nothing that the program could see and never faults, whatever the address.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(line)
+        };
+    }
 }

@@ -319,8 +319,8 @@ fn rows_tile<B: Wide>(
     let rows: [&[B]; TILE] = core::array::from_fn(|r| &w[r.min(last) * blocks..][..blocks]);
     let a = &form.q.as_chunks::<256>().0[token * blocks..][..blocks];
     let a_sums = &form.sums.as_chunks::<16>().0[token * blocks..][..blocks];
-    // The tile after this one: its blocks are asked for while these are used.
-    let ahead = TILE * blocks * size_of::<B>();
+    // The bytes after this tile, most likely the next one: asked for in order while these are used.
+    let mut next = w.as_ptr_range().end;
     let mut sums = Sums::new();
     for (block, (a, a_sums)) in a.iter().zip(a_sums).enumerate() {
         let (mut s, mut m) = (
@@ -328,12 +328,11 @@ fn rows_tile<B: Wide>(
             [_mm256_setzero_si256(); TILE],
         );
         let mut heads = [[0; 4]; TILE];
+        prefetch::<B>(next);
+        next = next.wrapping_add(TILE);
         for r in 0..TILE {
             // SAFETY: each row has `blocks` blocks, and so have the activations.
             let w = unsafe { rows[r].get_unchecked(block) };
-            for line in (0..size_of::<B>()).step_by(64) {
-                prefetch(w, ahead + line);
-            }
             // SAFETY: the features are those of this function.
             let weights = unsafe { w.weights() };
             (s[r], m[r]) = products::<B>(&weights, a, a_sums);

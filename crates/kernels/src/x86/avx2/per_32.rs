@@ -247,16 +247,17 @@ fn rows_tile<B: Wide>(
     let last = w.len() / blocks - 1;
     let rows: [&[B]; TILE] = core::array::from_fn(|r| &w[r.min(last) * blocks..][..blocks]);
     let a = &form.q.as_chunks::<32>().0[token * blocks..][..blocks];
-    // The tile after this one: its blocks are asked for while these are used.
-    let ahead = TILE * blocks * size_of::<B>();
+    // The bytes after this tile, most likely the next one: asked for in order while these are used.
+    let mut next = w.as_ptr_range().end;
     let mut sums = Sums::new();
     for (block, a) in a.iter().enumerate() {
         let mut s = [_mm256_setzero_si256(); TILE];
         let mut heads = [[0; 4]; TILE];
+        prefetch::<B>(next);
+        next = next.wrapping_add(TILE);
         for r in 0..TILE {
             // SAFETY: each row has `blocks` blocks, and so has `a`.
             let w = unsafe { rows[r].get_unchecked(block) };
-            prefetch(w, ahead);
             // SAFETY: the features are those of this function.
             s[r] = products::<B>(unsafe { w.weights() }, a);
             heads[r] = w.head();
