@@ -1,11 +1,11 @@
-//! Tokenizers against reference ids: real vocabularies where they are at hand, small ones written by the tests always.
+//! Tokenizers of real vocabularies against reference ids, and of damaged files against what must be said of them.
 //!
 //! `SLUICE_SHARED` names a folder with `tokenizers/*.gguf`, `.inp` and `.out`, and with `cases/files`; `SLUICE_MODEL` (else
 //! `sluice/` in the cache folder) the SmolLM2 file. A test whose files are missing says so and passes.
 
 use serde_json::Value;
-use sluice_gguf::{Gguf, Writer};
-use sluice_model::tokenizer::{Decoder, TokenKind, Tokenizer, TokenizerError, TokenizerErrorKind};
+use sluice_gguf::Gguf;
+use sluice_model::tokenizer::{Decoder, Tokenizer};
 use std::path::{Path, PathBuf};
 
 /// The folder with shared test files; `None`, said on stderr, if there is none.
@@ -18,12 +18,25 @@ fn shared(folder: &str) -> Option<PathBuf> {
 /// The real model.
 fn model() -> Option<PathBuf> {
     const NAME: &str = "sluice/SmolLM2-135M-Instruct.Q4_1.gguf";
-    let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let caches =
-        [variable("SLUICE_CACHE"), variable("XDG_CACHE_HOME"), variable("HOME").map(|home| home.join(".cache"))];
+    let variable = |name| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
+    let caches = [
+        variable("SLUICE_CACHE"),
+        variable("XDG_CACHE_HOME"),
+        variable("HOME").map(|home| home.join(".cache")),
+    ];
     let cached = caches.into_iter().flatten().map(|cache| cache.join(NAME));
-    let found = variable("SLUICE_MODEL").into_iter().chain(cached).find(|path| path.is_file());
-    skipped_unless(found, "no SLUICE_MODEL, and the cache has no SmolLM2 (cargo xtask fetch gets it)")
+    let found = variable("SLUICE_MODEL")
+        .into_iter()
+        .chain(cached)
+        .find(|path| path.is_file());
+    skipped_unless(
+        found,
+        "no SLUICE_MODEL, and the cache has no SmolLM2 (cargo xtask fetch gets it)",
+    )
 }
 
 fn skipped_unless(found: Option<PathBuf>, why: &str) -> Option<PathBuf> {
@@ -39,7 +52,12 @@ fn open(path: &Path) -> Tokenizer {
 }
 
 fn ids(value: &Value) -> Vec<u32> {
-    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| id.as_u64().unwrap() as u32)
+        .collect()
 }
 
 /// Text of tokens that follow other text.
@@ -51,23 +69,39 @@ fn decoded(tokenizer: &Tokenizer, ids: &[u32]) -> String {
 
 #[test]
 fn reference_lines_of_both_vocabularies() {
-    let Some(folder) = shared("tokenizers") else { return };
+    let Some(folder) = shared("tokenizers") else {
+        return;
+    };
     for name in ["ggml-vocab-llama-spm", "ggml-vocab-llama-bpe"] {
         let file = |ext: &str| folder.join(format!("{name}.gguf{ext}"));
         let tokenizer = open(&file(""));
-        let (input, expected) = (std::fs::read(file(".inp")).unwrap(), std::fs::read_to_string(file(".out")).unwrap());
+        let (input, expected) = (
+            std::fs::read(file(".inp")).unwrap(),
+            std::fs::read_to_string(file(".out")).unwrap(),
+        );
         let input = String::from_utf8(input).unwrap();
         let texts: Vec<&str> = input.split_terminator("\n__ggml_vocab_test__\n").collect();
         let lines: Vec<&str> = expected.lines().collect();
         assert_eq!(texts.len(), lines.len());
         for (text, line) in texts.iter().zip(lines) {
-            let line: Vec<u32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
+            let line: Vec<u32> = line
+                .split_whitespace()
+                .map(|id| id.parse().unwrap())
+                .collect();
             let found = tokenizer.encode(text.as_bytes(), true, false);
             assert_eq!(found, line, "{name}: {text:?}");
-            let prefix = if name.ends_with("spm") && !text.is_empty() { " " } else { "" };
+            let prefix = if name.ends_with("spm") && !text.is_empty() {
+                " "
+            } else {
+                ""
+            };
             assert_eq!(decoded(&tokenizer, &found), format!("{prefix}{text}"));
         }
-        assert!(tokenizer.heap_bytes() < 12_000_000, "{name}: {} bytes", tokenizer.heap_bytes());
+        assert!(
+            tokenizer.heap_bytes() < 12_000_000,
+            "{name}: {} bytes",
+            tokenizer.heap_bytes()
+        );
     }
 }
 
@@ -76,7 +110,10 @@ fn golden_prompts() {
     let Some(model) = model() else { return };
     let tokenizer = open(&model);
     let golden = include_str!("data/smollm2-135m-q4_1.jsonl");
-    let golden: Vec<Value> = golden.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let golden: Vec<Value> = golden
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     assert_eq!(golden.len(), 12);
     for case in golden {
         let prompt = case["prompt"].as_str().unwrap();
@@ -89,4 +126,46 @@ fn golden_prompts() {
     assert_eq!(found[..expected.len()], expected);
     assert_eq!(tokenizer.warnings(), [] as [String; 0]);
     assert!(tokenizer.is_end(2) && tokenizer.is_end(0) && !tokenizer.is_end(1));
+}
+
+#[test]
+fn case_files_are_refused_or_warned_of_by_key() {
+    let Some(folder) = shared("cases/files") else {
+        return;
+    };
+    let index = std::fs::read_to_string(folder.join("index.tsv")).unwrap();
+    let mut seen = 0;
+    for line in index.lines() {
+        let [file, kind, _, words] = line.split('\t').collect::<Vec<_>>()[..] else {
+            panic!("{line}")
+        };
+        if !file.starts_with('T') && file != "G40-empty-vocab.gguf" {
+            continue;
+        }
+        seen += 1;
+        let gguf = Gguf::open(&folder.join(file)).unwrap();
+        match Tokenizer::from_gguf(&gguf) {
+            Ok(tokenizer) => {
+                assert_ne!(kind, "must-reject", "{file}");
+                tokenizer.encode("1234567 a   b\n\n\tc 你\n".as_bytes(), true, true);
+                if let Some((_, key)) = words.split_once("warning: ") {
+                    let key = key.trim_end_matches(')');
+                    assert!(
+                        tokenizer.warnings().iter().any(|w| w.contains(key)),
+                        "{file}"
+                    );
+                }
+            }
+            Err(error) => {
+                assert_ne!(kind, "must-accept", "{file}");
+                let error = error.to_string();
+                assert!(
+                    words.split(" | ").any(|word| error.contains(word)),
+                    "{file}: {error}"
+                );
+                assert_eq!(error.lines().count(), 1);
+            }
+        }
+    }
+    assert!(seen > 10);
 }

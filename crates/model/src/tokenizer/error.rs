@@ -22,7 +22,7 @@ pub struct TokenizerError {
     kind: TokenizerErrorKind,
     key: &'static str,
     problem: String,
-    source: Option<sluice_gguf::Error>,
+    source: Option<Box<sluice_gguf::Error>>, // boxed: rare, and large
 }
 
 impl TokenizerError {
@@ -37,18 +37,44 @@ impl TokenizerError {
     }
 
     pub(super) fn missing(key: &'static str, wanted: &str) -> TokenizerError {
-        let problem = format!("wanted {wanted}, found no such key; convert the model again, with its tokenizer");
-        TokenizerError { kind: TokenizerErrorKind::Missing, key, problem, source: None }
+        let problem = format!(
+            "wanted {wanted}, found no such key; convert the model again, with its tokenizer"
+        );
+        TokenizerError {
+            kind: TokenizerErrorKind::Missing,
+            key,
+            problem,
+            source: None,
+        }
     }
 
-    pub(super) fn malformed(key: &'static str, wanted: impl fmt::Display, found: impl fmt::Display) -> TokenizerError {
-        let problem = format!("wanted {wanted}, found {found}; download or convert the model again");
-        TokenizerError { kind: TokenizerErrorKind::Malformed, key, problem, source: None }
+    pub(super) fn malformed(
+        key: &'static str,
+        wanted: impl fmt::Display,
+        found: impl fmt::Display,
+    ) -> TokenizerError {
+        let problem =
+            format!("wanted {wanted}, found {found}; download or convert the model again");
+        TokenizerError {
+            kind: TokenizerErrorKind::Malformed,
+            key,
+            problem,
+            source: None,
+        }
     }
 
-    pub(super) fn unsupported(key: &'static str, known: impl fmt::Display, found: &[u8]) -> TokenizerError {
+    pub(super) fn unsupported(
+        key: &'static str,
+        known: impl fmt::Display,
+        found: &[u8],
+    ) -> TokenizerError {
         let problem = format!("{} is not supported; known are {known}", quote(found));
-        TokenizerError { kind: TokenizerErrorKind::Unsupported, key, problem, source: None }
+        TokenizerError {
+            kind: TokenizerErrorKind::Unsupported,
+            key,
+            problem,
+            source: None,
+        }
     }
 
     pub(super) fn read(key: &'static str, source: sluice_gguf::Error) -> TokenizerError {
@@ -60,7 +86,12 @@ impl TokenizerError {
         if let Some(cause) = std::error::Error::source(&source) {
             problem += &format!(": {cause}");
         }
-        TokenizerError { kind, key, problem, source: Some(source) }
+        TokenizerError {
+            kind,
+            key,
+            problem,
+            source: Some(Box::new(source)),
+        }
     }
 }
 
@@ -72,7 +103,7 @@ impl fmt::Display for TokenizerError {
 
 impl std::error::Error for TokenizerError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|e| e as _)
+        self.source.as_deref().map(|e| e as _)
     }
 }
 

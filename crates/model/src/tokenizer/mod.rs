@@ -79,7 +79,9 @@ impl Tokenizer {
             match (stretch, &self.scheme) {
                 (Stretch::Token(id), _) => ids.push(id),
                 (Stretch::Text(text), Scheme::Bpe(bpe)) => bpe.encode(&self.vocab, text, &mut ids),
-                (Stretch::Text(text), Scheme::Spm(spm)) => spm.encode(&self.vocab, text, self.unknown, &mut ids),
+                (Stretch::Text(text), Scheme::Spm(spm)) => {
+                    spm.encode(&self.vocab, text, self.unknown, &mut ids)
+                }
             }
         }
         ids
@@ -88,7 +90,9 @@ impl Tokenizer {
     /// The bytes that a token stands for: SentencePiece's `▁` as a space, byte tokens as their byte, control tokens as
     /// they are written. Not always UTF-8: a token may be part of a character. Empty for an id outside the vocabulary.
     pub fn piece(&self, id: u32) -> Cow<'_, [u8]> {
-        let Some(kind) = self.kind(id) else { return Cow::Borrowed(b"") };
+        let Some(kind) = self.kind(id) else {
+            return Cow::Borrowed(b"");
+        };
         let text = self.vocab.text(id);
         match (kind, &self.scheme) {
             (TokenKind::Byte, _) => match vocab::byte_value(text) {
@@ -147,7 +151,10 @@ impl Tokenizer {
             Scheme::Bpe(bpe) => bpe.heap_bytes(),
             Scheme::Spm(spm) => spm.heap_bytes(),
         };
-        self.vocab.heap_bytes() + scheme + self.specials.heap_bytes() + self.ends.capacity() * size_of::<u32>()
+        self.vocab.heap_bytes()
+            + scheme
+            + self.specials.heap_bytes()
+            + self.ends.capacity() * size_of::<u32>()
     }
 
     /// Whether a space is put before a text.

@@ -1,0 +1,70 @@
+//! A tiny model of each format, every matrix of that type: all logits against exact ones.
+//!
+//! The exact values come from a float64 program that quantises nothing on the way; `data/oracle_formats.py` says how
+//! they were made.
+
+mod common;
+
+use serde_json::Value;
+use sluice_fixtures::{Spec, TensorType};
+use sluice_model::{Isa, KvFormat, Model, Options, Session};
+
+use common::{data, write};
+
+/// Most that the root mean square of the differences may be, as a share of the logits' root mean square.
+///
+/// F32, F16 and BF16 keep f32 activations, so only rounding of sums is left. For the others each 8-bit activation is
+/// off by up to 1/254 of its block's largest: about 0.7 % of a block of 256 normal values, and some ten products with
+/// such inputs lie behind a logit here. A wrong scale, sign or order of weights gives 50 % and more.
+fn bound(format: TensorType) -> f64 {
+    match format {
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 => 1e-5,
+        _ => 0.03,
+    }
+}
+
+/// A single logit may be off by this many times the bound: the largest of 1280 normal errors is below 4.5 sigma.
+const LARGEST: f64 = 4.5;
+
+#[test]
+fn every_format_gives_the_exact_logits_within_its_bound() {
+    let text = std::fs::read_to_string(data("oracle_formats.json")).expect("oracle values");
+    let golden: Value = serde_json::from_str(&text).expect("JSON");
+    let numbers = |v: &Value| v.as_array().expect("an array").iter().map(|n| n.as_f64().expect("a number")).collect::<Vec<_>>();
+    let ids: Vec<u32> = numbers(&golden["ids"]).iter().map(|v| *v as u32).collect();
+    let positions: Vec<usize> = numbers(&golden["positions"]).iter().map(|v| *v as usize).collect();
+    let formats = golden["logits"].as_object().expect("logits by format");
+    assert_eq!(formats.len(), sluice_model::supported_formats().len(), "a format without exact values");
+    for (name, exact) in formats {
+        let format = TensorType::from_name(name).expect("a tensor type");
+        let exact: Vec<Vec<f64>> = exact.as_array().expect("rows").iter().map(numbers).collect();
+        let (_dir, path) = write(&Spec::tiny(format));
+        for isa in Isa::available() {
+            let model = Model::open_with(&path, isa).expect("a tiny model");
+            // An f32 cache: the exact program rounds nothing there either.
+            let options = Options { kv: KvFormat::F32, ..Options::new(ids.len()) };
+            let mut session = Session::open(&model, &options).expect("a session");
+            let (mut worst, mut squares, mut count) = (0f64, 0f64, 0);
+            session
+                .feed_each(&ids, |position, row| {
+                    let Some(i) = positions.iter().position(|p| *p == position) else { return };
+                    assert_eq!(row.len(), exact[i].len());
+                    let rms = (exact[i].iter().map(|v| v * v).sum::<f64>() / row.len() as f64).sqrt();
+                    for (found, exact) in row.iter().zip(&exact[i]) {
+                        let difference = (f64::from(*found) - exact) / rms;
+                        worst = worst.max(difference.abs());
+                        squares += difference * difference;
+                        count += 1;
+                    }
+                })
+                .expect("logits");
+            assert_eq!(count, positions.len() * 320);
+            let mean = (squares / f64::from(count as u32)).sqrt();
+            println!(
+                "{name:5} on {}: largest difference {worst:.2e}, root mean square {mean:.2e} of the logits' own",
+                isa.name()
+            );
+            assert!(mean < bound(format) && worst < LARGEST * bound(format), "{name} on {}", isa.name());
+        }
+    }
+}
