@@ -239,6 +239,25 @@ pub(crate) fn read_at(file: &fs::File, into: &mut [u8], offset: u64) -> std::io:
     }
 }
 
+/// Whether the page cache holds the byte at `offset`, or the file ends before it; also true where nobody can tell, since
+/// reading through the cache is always right.
+#[cfg(target_os = "linux")]
+pub(crate) fn is_cached(file: &fs::File, offset: u64) -> bool {
+    use rustix::io::{ReadWriteFlags, preadv2};
+    let mut byte = [0];
+    let mut into = [std::io::IoSliceMut::new(&mut byte)];
+    // A read that would have to wait comes back at once. (mincore says "yes" for any file that one may not write.)
+    !matches!(
+        preadv2(file, &mut into, offset, ReadWriteFlags::NOWAIT),
+        Err(Errno::AGAIN)
+    )
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn is_cached(_file: &fs::File, _offset: u64) -> bool {
+    true
+}
+
 /// Whether an error means "not directly", and not "not at all".
 fn is_refusal(error: &std::io::Error) -> bool {
     matches!(
