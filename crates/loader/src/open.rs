@@ -75,12 +75,13 @@ pub fn open(paths: &[PathBuf], options: &Options) -> Result<Opened> {
     }
     let mut notes = Vec::new();
     let by_itself = options.backend == Choice::Auto;
-    if by_itself && options.all_resident && options.direct != Direct::On {
-        if let Some(backend) = mapped(paths, &mut notes) {
-            notes
-                .push("backend mmap: all stays in memory, and a mapping copies nothing".to_owned());
-            return Ok(Opened { backend, notes });
-        }
+    if by_itself
+        && options.all_resident
+        && options.direct != Direct::On
+        && let Some(backend) = mapped(paths, &mut notes)
+    {
+        notes.push("backend mmap: all stays in memory, and a mapping copies nothing".to_owned());
+        return Ok(Opened { backend, notes });
     }
     let chooses = by_itself || options.direct == Direct::Auto;
     let warm = if chooses && options.backend != Choice::Mmap {
