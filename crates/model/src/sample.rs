@@ -6,6 +6,7 @@
 
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::{Rng, SeedableRng};
+use sluice_kernels::{Isa, vector};
 use std::cmp::Ordering;
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -99,7 +100,8 @@ pub struct Sampler {
     seed: u64,
     rng: Pcg64,
     ids: Vec<u32>,     // candidates
-    weights: Vec<f64>, // of the candidates, relative to the most probable one
+    weights: Vec<f32>, // of the first candidates, relative to the most probable one
+    isa: Isa,
 }
 
 impl Sampler {
@@ -150,13 +152,13 @@ impl Sampler {
         let seed = options
             .seed
             .unwrap_or_else(|| RandomState::new().hash_one("seed"));
-        let rng = Pcg64::seed_from_u64(seed);
         Ok(Sampler {
             options,
             seed,
-            rng,
+            rng: Pcg64::seed_from_u64(seed),
             ids: Vec::new(),
             weights: Vec::new(),
+            isa: Isa::detect().unwrap_or(Isa::scalar()), // all levels give the same bits
         })
     }
 
@@ -239,17 +241,18 @@ impl Sampler {
         if p >= 1.0 {
             return;
         }
-        let weight = |id: u32| exp(f64::from(logits[id as usize]) - f64::from(top));
-        let wanted = p * self.ids.iter().map(|&id| weight(id)).sum::<f64>();
+        self.weigh(self.ids.len(), logits, top, 1.0);
+        let wanted = p * self.weights.iter().copied().map(f64::from).sum::<f64>();
         // Usually a few tokens have nearly all of the probability: sort no more than that.
         const FIRST_TRY: usize = 256; // sorted in microseconds, against milliseconds for all of them
         let mut sorted = FIRST_TRY;
         loop {
             let n = sorted.min(self.ids.len());
             self.sort_first(logits, n);
+            self.weigh(n, logits, top, 1.0);
             let mut sum = 0.0;
-            let enough = self.ids[..n].iter().position(|&id| {
-                sum += weight(id);
+            let enough = self.weights.iter().position(|&weight| {
+                sum += f64::from(weight);
                 sum >= wanted
             });
             match enough {
@@ -262,36 +265,44 @@ impl Sampler {
 
     /// Keeps those at least `min_p` times as probable as the most probable.
     fn keep_min_p(&mut self, logits: &[f32], top: f32) {
-        let p = f64::from(self.options.min_p);
-        if p > 0.0 {
+        if self.options.min_p > 0.0 {
+            self.weigh(self.ids.len(), logits, top, 1.0);
+            let mut weights = self.weights.iter();
+            let min_p = self.options.min_p;
             self.ids
-                .retain(|&id| exp(f64::from(logits[id as usize]) - f64::from(top)) >= p);
+                .retain(|_| weights.next().is_some_and(|&weight| weight >= min_p));
         }
     }
 
     /// Draws one of the candidates at the temperature.
     fn draw(&mut self, logits: &[f32], top: f32) -> u32 {
-        let temp = f64::from(self.options.temp);
-        self.weights.clear();
-        self.weights.extend(
-            self.ids
-                .iter()
-                .map(|&id| exp((f64::from(logits[id as usize]) - f64::from(top)) / temp)),
-        );
-        let total: f64 = self.weights.iter().sum();
+        self.weigh(self.ids.len(), logits, top, self.options.temp);
+        let total: f64 = self.weights.iter().copied().map(f64::from).sum();
         // 53 random bits make a number in [0, 1) that f64 holds exactly.
         let mut left = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64 * total;
         let mut chosen = None;
         for (&id, &weight) in self.ids.iter().zip(&self.weights) {
             if weight > 0.0 {
                 chosen = Some(id);
-                if left < weight {
+                if left < f64::from(weight) {
                     break;
                 }
             }
-            left -= weight;
+            left -= f64::from(weight);
         }
         chosen.expect("the most probable token is a candidate of weight 1")
+    }
+
+    /// Weighs the first `n` candidates: e^((logit − top) / temp).
+    fn weigh(&mut self, n: usize, logits: &[f32], top: f32, temp: f32) {
+        let exponent = |&id: &u32| {
+            let below = f64::from(logits[id as usize]) - f64::from(top);
+            // f64 holds the quotient for any temperature above 0; f32 may make it −∞, whose power is 0.
+            (below / f64::from(temp)) as f32
+        };
+        self.weights.clear();
+        self.weights.extend(self.ids[..n].iter().map(exponent));
+        vector::exp(self.isa, &mut self.weights);
     }
 
     /// Moves the `n` best candidates to the front, best first.
@@ -316,25 +327,6 @@ fn largest(logits: &[f32]) -> u32 {
         }
     }
     best as u32
-}
-
-/// e^x for x ≤ 0 within 1e-15 of it; 0 below −80, where it is less than the generator of random numbers can tell from 0.
-///
-/// Made of additions and multiplications only, so that every machine gets the same bits.
-fn exp(x: f64) -> f64 {
-    if x < -80.0 {
-        return 0.0;
-    }
-    // x = k·ln 2 + r with |r| ≤ ln 2 / 2; the upper part of ln 2 has trailing zeros, so that its product with k is exact.
-    const LN2_HIGH: f64 = 6.931_471_803_691_238_164_90e-1;
-    const LN2_LOW: f64 = 1.908_214_929_270_587_700_02e-10;
-    let k = (x * std::f64::consts::LOG2_E).round();
-    let r = (x - k * LN2_HIGH) - k * LN2_LOW;
-    // Taylor's series: the first term left out is below 0.35^14 / 14! = 5e-18.
-    let series = (1..=13)
-        .rev()
-        .fold(1.0, |sum, n| 1.0 + sum * r / f64::from(n));
-    series * f64::from_bits(((1023 + k as i64) as u64) << 52)
 }
 
 #[cfg(test)]
@@ -562,15 +554,5 @@ mod tests {
             error.to_string(),
             "--repeat-penalty: wanted a finite number above 0, found 0"
         );
-    }
-
-    #[test]
-    fn exp_is_the_exponential() {
-        for i in 0..8000 {
-            let x = -f64::from(i) / 100.0;
-            assert!((exp(x) / x.exp() - 1.0).abs() < 1e-15, "{x}");
-        }
-        assert_eq!(exp(0.0), 1.0);
-        assert_eq!(exp(f64::NEG_INFINITY), 0.0);
     }
 }
