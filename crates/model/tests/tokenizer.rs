@@ -1,48 +1,26 @@
 //! Tokenizers of real vocabularies against reference ids, and of damaged files against what must be said of them.
 //!
-//! `SLUICE_SHARED` names a folder with `tokenizers/*.gguf`, `.inp` and `.out`, and with `cases/files`; `SLUICE_MODEL` (else
-//! `sluice/` in the cache folder) the SmolLM2 file. A test whose files are missing says so and passes.
+//! `SLUICE_SHARED` names a folder with `tokenizers/*.gguf`, `.inp` and `.out`, and with `cases/files`. A test whose files
+//! are missing says so and passes.
+
+#![allow(clippy::print_stderr)] // a test that skips says so
+
+mod common;
+
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use sluice_gguf::Gguf;
 use sluice_model::tokenizer::{Decoder, Tokenizer};
-use std::path::{Path, PathBuf};
 
-/// The folder with shared test files; `None`, said on stderr, if there is none.
+use common::smollm2;
+
+/// A folder of shared test files; `None`, said on stderr, if there is none.
 fn shared(folder: &str) -> Option<PathBuf> {
     let path = std::env::var_os("SLUICE_SHARED").map(|shared| Path::new(&shared).join(folder));
     let found = path.filter(|path| path.is_dir());
-    skipped_unless(found, "SLUICE_SHARED names no folder with reference files")
-}
-
-/// The real model.
-fn model() -> Option<PathBuf> {
-    const NAME: &str = "sluice/SmolLM2-135M-Instruct.Q4_1.gguf";
-    let variable = |name| {
-        std::env::var_os(name)
-            .filter(|v| !v.is_empty())
-            .map(PathBuf::from)
-    };
-    let caches = [
-        variable("SLUICE_CACHE"),
-        variable("XDG_CACHE_HOME"),
-        variable("HOME").map(|home| home.join(".cache")),
-    ];
-    let cached = caches.into_iter().flatten().map(|cache| cache.join(NAME));
-    let found = variable("SLUICE_MODEL")
-        .into_iter()
-        .chain(cached)
-        .find(|path| path.is_file());
-    skipped_unless(
-        found,
-        "no SLUICE_MODEL, and the cache has no SmolLM2 (cargo xtask fetch gets it)",
-    )
-}
-
-fn skipped_unless(found: Option<PathBuf>, why: &str) -> Option<PathBuf> {
     if found.is_none() {
-        let test = std::thread::current();
-        eprintln!("skipped {}: {why}", test.name().unwrap_or_default());
+        eprintln!("SKIPPED: SLUICE_SHARED names no folder that has {folder}");
     }
     found
 }
@@ -107,7 +85,7 @@ fn reference_lines_of_both_vocabularies() {
 
 #[test]
 fn golden_prompts() {
-    let Some(model) = model() else { return };
+    let Some(model) = smollm2() else { return };
     let tokenizer = open(&model);
     let golden = include_str!("data/smollm2-135m-q4_1.jsonl");
     let golden: Vec<Value> = golden
