@@ -1,14 +1,18 @@
 //! Running the built `sluice` binary and reading its report.
 
-use crate::sh::{Result, cargo, command, output, run, target_dir};
+use crate::sh::{Result, cargo, command, output_within, run, target_dir};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Builds the release binary, which is what users run, and gives its path.
 pub fn build() -> Result<PathBuf> {
     run(&mut cargo(&["build", "--release", "--package", "sluice"]))?;
     Ok(target_dir()?.join("release/sluice"))
 }
+
+/// The slowest run here, the real model with streamed weights, takes seconds; one that takes minutes has stalled.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// What became of one run.
 pub enum Outcome {
@@ -42,7 +46,7 @@ pub fn run_json(
     if let Some(isa) = isa {
         command.env("SLUICE_ISA", isa);
     }
-    let output = output(&mut command)?;
+    let output = output_within(&mut command, LIMIT)?;
     let said = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
         let report = serde_json::from_slice(&output.stdout);
