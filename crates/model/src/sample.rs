@@ -23,7 +23,8 @@ pub struct SamplerOptions {
     pub top_p: f32,
     /// Choose among the tokens that are at least this times as probable as the most probable one; 0 for all.
     pub min_p: f32,
-    /// Makes tokens that came before less likely: their logits are divided by it if positive, else multiplied. 1 for off.
+    /// Makes tokens that came before less likely: their logits are divided by it if positive, else multiplied. 1
+    /// for off.
     pub repeat_penalty: f32,
     /// How many of the last tokens count as having come before.
     pub repeat_last_n: usize,
@@ -72,7 +73,8 @@ impl fmt::Display for SamplerError {
 
 impl std::error::Error for SamplerError {}
 
-/// A logit that is not a number, or infinite: the weights are damaged or a sum overflowed, and any choice would be noise.
+/// A logit that is not a number, or infinite: the weights are damaged or a sum overflowed, and any choice would be
+/// noise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NonFinite {
     /// The first token with such a logit.
@@ -167,8 +169,8 @@ impl Sampler {
         self.seed
     }
 
-    /// The next token, given a logit per token of the vocabulary and the tokens so far, oldest first. The repeat penalty
-    /// is applied to `logits` in place.
+    /// The next token, given a logit per token of the vocabulary and the tokens so far, oldest first. The repeat
+    /// penalty is applied to `logits` in place.
     ///
     /// # Errors
     /// When a logit is not finite.

@@ -1,7 +1,7 @@
 //! Tokenizers of real vocabularies against reference ids, and of damaged files against what must be said of them.
 //!
-//! `SLUICE_SHARED` names a folder with `tokenizers/*.gguf`, `.inp` and `.out`, and with `cases/files`. A test whose files
-//! are missing says so and passes.
+//! `SLUICE_SHARED` names a folder with `tokenizers/*.gguf`, `.inp` and `.out`, and with `cases/files`. A test whose
+//! files are missing says so and passes.
 
 #![allow(clippy::print_stderr)] // a test that skips says so
 

@@ -1,8 +1,8 @@
 //! Byte-level byte-pair encoding (GPT-2's): bytes become tokens, and the pair of neighbours that stands first in the
 //! file's list of merges is joined until none is left.
 //!
-//! Files write bytes as printable characters (a space as `Ġ`); here every token is turned back into its bytes when it is
-//! loaded, so that text is looked up as it is.
+//! Files write bytes as printable characters (a space as `Ġ`); here every token is turned back into its bytes when
+//! it is loaded, so that text is looked up as it is.
 
 use super::pretokenize::{self, PreTokenizer};
 use super::vocab::{MAX_PART, NONE, Slots, TokenKind, Vocab};
@@ -90,8 +90,8 @@ impl Bpe {
         }
     }
 
-    /// How many of the bytes that most texts are made of (printable ASCII, newline, the inner bytes of characters) have no
-    /// token. Trained vocabularies often lack bytes that they never met.
+    /// How many of the bytes that most texts are made of (printable ASCII, newline, the inner bytes of characters)
+    /// have no token. Trained vocabularies often lack bytes that they never met.
     pub(super) fn missing_bytes(&self) -> usize {
         let usual = (b' '..=b'~').chain([b'\n']).chain(0x80..=0xBF);
         usual
@@ -104,8 +104,8 @@ impl Bpe {
         self.merges.heap_bytes() + size_of::<[u32; 256]>()
     }
 
-    /// Appends the tokens of `text`. Bytes that are not UTF-8 become U+FFFD, one each; bytes that have no token are left
-    /// out.
+    /// Appends the tokens of `text`. Bytes that are not UTF-8 become U+FFFD, one each; bytes that have no token are
+    /// left out.
     pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], ids: &mut Vec<u32>) {
         let mut scratch = Scratch::default();
         pretokenize::split(self.pre.pattern, &valid_text(text), &mut |piece| {
@@ -191,8 +191,8 @@ fn valid_text(text: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(valid)
 }
 
-/// Turns a token's text as files write it into the bytes it stands for. False if it holds a character that stands for no
-/// byte; `bytes` is then undefined.
+/// Turns a token's text as files write it into the bytes it stands for. False if it holds a character that stands
+/// for no byte; `bytes` is then undefined.
 pub(super) fn decode_text(text: &[u8], bytes: &mut Vec<u8>) -> bool {
     let Ok(text) = str::from_utf8(text) else {
         return false;

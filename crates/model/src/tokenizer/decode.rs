@@ -1,11 +1,12 @@
-//! From tokens back to text, as they come: a character that is spread over several tokens is held back until it is whole.
+//! From tokens back to text, as they come: a character that is spread over several tokens is held back until it is
+//! whole.
 
 use super::{TokenKind, Tokenizer};
 
 /// Turns a stream of tokens into text.
 ///
-/// Every piece of text it gives is whole UTF-8. Of an unfinished character at most three bytes are held back; bytes that
-/// cannot be part of any character become U+FFFD at once. Control, unknown and unused tokens give no text.
+/// Every piece of text it gives is whole UTF-8. Of an unfinished character at most three bytes are held back; bytes
+/// that cannot be part of any character become U+FFFD at once. Control, unknown and unused tokens give no text.
 #[derive(Clone, Debug)]
 pub struct Decoder<'t> {
     tokenizer: &'t Tokenizer,

@@ -143,14 +143,8 @@ fn tokens(gguf: &Gguf) -> Result<Vocab> {
         e == ValueType::String
     })?
     .ok_or_else(|| TokenizerError::missing(TOKENS, "the vocabulary"))?;
-    if info.len == 0 || info.len > MAX_TOKENS {
-        return Err(TokenizerError::malformed(
-            TOKENS,
-            format!("1 to {MAX_TOKENS} tokens"),
-            info.len,
-        ));
-    }
-    let mut vocab = Vocab::with_capacity(info.len as usize);
+    let count = count(TOKENS, info, "token")?;
+    let mut vocab = Vocab::with_capacity(count);
     each_string(gguf, TOKENS, |_, text| {
         let too_long = || TokenizerError::malformed(TOKENS, "less than 4 GiB of text", "more");
         vocab.push(text).then_some(()).ok_or_else(too_long)
@@ -338,14 +332,8 @@ fn load_bpe(
         e == ValueType::String
     })?
     .ok_or_else(|| TokenizerError::missing(MERGES, "the merges of a gpt2 tokenizer"))?;
-    if info.len == 0 || info.len > MAX_TOKENS {
-        return Err(TokenizerError::malformed(
-            MERGES,
-            format!("1 to {MAX_TOKENS} merges"),
-            info.len,
-        ));
-    }
-    let mut merges = Merges::with_capacity(info.len as usize);
+    let count = count(MERGES, info, "merge")?;
+    let mut merges = Merges::with_capacity(count);
     let mut bytes = Vec::new();
     each_string(gguf, MERGES, |index, text| {
         let bad = |wanted: String| {
@@ -404,6 +392,15 @@ fn array(
         )),
         info => Ok(info),
     }
+}
+
+/// The length of an array that must hold something, and no more than ids can tell apart.
+fn count(key: &'static str, info: ArrayInfo, of: &str) -> Result<usize> {
+    if (1..=MAX_TOKENS).contains(&info.len) {
+        return Ok(info.len as usize);
+    }
+    let wanted = format!("at least one {of} and fewer than 2^32");
+    Err(TokenizerError::malformed(key, wanted, info.len))
 }
 
 fn same_length(key: &'static str, info: ArrayInfo, count: usize) -> Result<()> {

@@ -60,9 +60,10 @@ impl Tokenizer {
     /// With `add_bos`, BOS goes first if the file asks for one ([`Tokenizer::adds_bos`]), unless the text begins with
     /// it: there is never a second one.
     ///
-    /// The text is taken byte for byte, a newline at its end included. Bytes that are not UTF-8 become their byte tokens
-    /// in a SentencePiece vocabulary and U+FFFD in BPE. Text that the vocabulary has no tokens for becomes the unknown
-    /// token in a SentencePiece vocabulary that has one, and is otherwise left out. An empty text has no tokens but BOS.
+    /// The text is taken byte for byte, a newline at its end included. Bytes that are not UTF-8 become their byte
+    /// tokens in a SentencePiece vocabulary and U+FFFD in BPE. Text that the vocabulary has no tokens for becomes
+    /// the unknown token in a SentencePiece vocabulary that has one, and is otherwise left out. An empty text has
+    /// no tokens but BOS.
     ///
     /// Takes O(n log n) time, and while it runs up to about 40 bytes of memory per byte of text without spaces.
     pub fn encode(&self, text: &[u8], parse_special: bool, add_bos: bool) -> Vec<u32> {

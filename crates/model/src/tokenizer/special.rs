@@ -2,8 +2,8 @@
 
 use super::vocab::{TokenKind, Vocab};
 
-/// Texts of tokens that end a turn or a document, whatever `eos_token_id` says: chat models stop with one of these while
-/// their files name another as eos. (The names are the models' own, as collected by llama.cpp.)
+/// Texts of tokens that end a turn or a document, whatever `eos_token_id` says: chat models stop with one of these
+/// while their files name another as eos. (The names are the models' own, as collected by llama.cpp.)
 const END_TEXTS: [&str; 13] = [
     "</s>",
     "<|endoftext|>",

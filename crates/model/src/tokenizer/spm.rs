@@ -62,9 +62,9 @@ impl Spm {
         self.scores.capacity() * size_of::<f32>() + size_of::<[u32; 256]>()
     }
 
-    /// Appends the tokens of `text`, a stretch without special tokens that begins the text or follows a special token.
-    /// Characters that are no token become byte tokens, and so do bytes that are not UTF-8. Bytes that have no byte token become `unknown`, one for a run of them, or nothing when there is none.
-    /// Takes O(n log n).
+    /// Appends the tokens of `text`, a stretch without special tokens that begins the text or follows a special
+    /// token. Characters that are no token become byte tokens, and so do bytes that are not UTF-8. Bytes that have
+    /// no byte token become `unknown`, one for a run of them, or nothing when there is none. Takes O(n log n).
     pub(super) fn encode(
         &self,
         vocab: &Vocab,

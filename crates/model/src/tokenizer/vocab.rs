@@ -8,8 +8,8 @@ use std::hash::BuildHasher;
 /// The id that stands for "no token". No vocabulary reaches it: loading refuses more than `u32::MAX` tokens.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Longest stretch of text whose symbols are numbered together, in bytes: their numbers have 32 bits, some of which mean
-/// other things. No context holds as much.
+/// Longest stretch of text whose symbols are numbered together, in bytes: their numbers have 32 bits, some of which
+/// mean other things. No context holds as much.
 pub(super) const MAX_PART: usize = 1 << 30;
 
 /// What a token is for, as `tokenizer.ggml.token_type` says.
@@ -44,9 +44,9 @@ impl TokenKind {
     }
 }
 
-/// A hash set of u32 by open addressing: the keys live elsewhere (in the blob, in the merge list), so the caller brings
-/// the hash and the comparison. Bits that the entries leave free hold bits of the hash, so that a comparison, which costs
-/// a trip to memory, is rarely made in vain.
+/// A hash set of u32 by open addressing: the keys live elsewhere (in the blob, in the merge list), so the caller
+/// brings the hash and the comparison. Bits that the entries leave free hold bits of the hash, so that a
+/// comparison, which costs a trip to memory, is rarely made in vain.
 ///
 /// Keyed with the standard library's randomly seeded SipHash: a file cannot be made so that its entries collide.
 #[derive(Clone, Debug)]
