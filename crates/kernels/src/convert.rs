@@ -26,11 +26,10 @@ pub fn dequantise(isa: Isa, w: QuantRows<'_>, out: &mut [f32]) {
         w.cols()
     );
     match (w.format(), isa.level()) {
+        // The one decoding that hardware has an instruction for, which portable code cannot name.
         #[cfg(target_arch = "x86_64")]
         (Format::F16, Level::Avx2(proof)) => proof.decode_f16(w.bytes().as_chunks().0, out),
-        (_, Level::Scalar) => Dequantise { w, out }.run(),
-        #[cfg(target_arch = "x86_64")]
-        (_, Level::Avx2(proof)) => proof.run(Dequantise { w, out }),
+        _ => isa.run(Dequantise { w, out }),
     }
 }
 

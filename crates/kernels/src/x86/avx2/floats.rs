@@ -2,8 +2,8 @@
 
 use core::arch::x86_64::*;
 
-use super::TILE;
 use super::lanes::{load_ps, prefetch};
+use super::tiles::TILE;
 use crate::acts::Acts;
 use crate::numbers::{LANES, bf16_to_f32, canonical, f16_to_f32, padded, sum_lanes};
 use crate::rows::QuantRows;
@@ -109,10 +109,14 @@ fn tile<D: Decode, const R: usize, const T: usize>(
     first_token: usize,
 ) {
     let (cols, tokens) = (x.cols(), x.tokens());
-    let weights: [&[D::Bytes]; R] =
-        core::array::from_fn(|r| weights_of::<D>(w.row(first_row + r), cols));
-    let values: [&[f32]; T] =
-        core::array::from_fn(|t| &x.values()[(first_token + t) * cols..][..cols]);
+    let mut weights: [&[D::Bytes]; R] = [&[]; R];
+    for r in 0..R {
+        weights[r] = weights_of::<D>(w.row(first_row + r), cols);
+    }
+    let mut values: [&[f32]; T] = [&[]; T];
+    for t in 0..T {
+        values[t] = &x.values()[(first_token + t) * cols..][..cols];
+    }
     let mut low = [[_mm256_setzero_ps(); T]; R];
     let mut high = [[_mm256_setzero_ps(); T]; R];
     let whole = cols - cols % LANES;

@@ -1,8 +1,8 @@
-//! What the AVX2 kernels share: loads, eight sums at once, eight halves from eight rows, the way results leave.
+//! What the AVX2 kernels share: loads, eight sums at once, eight halves from eight rows, the sums of a tile.
 
 use core::arch::x86_64::*;
 
-use super::TILE;
+use super::tiles::TILE;
 use crate::rows::QuantRows;
 
 /// A block type that may be read in place: `repr(C)`, alignment 1, and any bytes are one.
@@ -79,21 +79,24 @@ pub(super) fn sum_each(v: &[__m256i; TILE]) -> __m256i {
     _mm256_add_epi32(low, high)
 }
 
-/// Eight halves to singles.
+/// The first halves of eight heads, as singles. No closures here: one would not be inlined into the array functions of
+/// the standard library, which are compiled without wide registers.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-pub(super) fn halves(h: [[u8; 2]; TILE]) -> __m256 {
-    let h = h.map(i16::from_le_bytes);
-    _mm256_cvtph_ps(_mm_setr_epi16(
-        h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7],
-    ))
+fn first_halves(heads: &[[u8; 4]; TILE]) -> __m256 {
+    let mut h = [0; TILE];
+    for i in 0..TILE {
+        h[i] = i16::from_le_bytes([heads[i][0], heads[i][1]]);
+    }
+    let h = _mm_setr_epi16(h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7]);
+    _mm256_cvtph_ps(h)
 }
 
-/// Eight pairs of neighbouring halves to eight singles each.
+/// Both halves of eight heads, as singles.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-pub(super) fn pairs_of_halves(h: [[u8; 4]; TILE]) -> (__m256, __m256) {
-    let h = h.map(i32::from_le_bytes);
+fn both_halves(heads: &[[u8; 4]; TILE]) -> (__m256, __m256) {
+    let h = heads.map(i32::from_le_bytes);
     let pairs = _mm256_setr_epi32(h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7]);
     let first = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff));
     let second = _mm256_srli_epi32::<16>(pairs);
@@ -106,22 +109,76 @@ pub(super) fn pairs_of_halves(h: [[u8; 4]; TILE]) -> (__m256, __m256) {
     (_mm256_cvtph_ps(first), _mm256_cvtph_ps(second))
 }
 
-/// Every NaN becomes the same one, as in `numbers::canonical`.
+/// The scale and, if there is one, the minimum of each of eight blocks.
 #[inline]
-#[target_feature(enable = "avx2")]
-pub(super) fn canonical(v: __m256) -> __m256 {
-    let nan = _mm256_set1_ps(f32::from_bits(0x7fc0_0000));
-    _mm256_blendv_ps(v, nan, _mm256_cmp_ps::<_CMP_UNORD_Q>(v, v))
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn scales_of_eight(heads: &[[u8; 4]; TILE], has_min: bool) -> (__m256, __m256) {
+    if has_min {
+        both_halves(heads)
+    } else {
+        (first_halves(heads), _mm256_setzero_ps())
+    }
 }
 
-/// The lanes as an array.
+/// The scale and, if there is one, the minimum of one block, in all lanes.
 #[inline]
-#[target_feature(enable = "avx2")]
-pub(super) fn to_array(v: __m256) -> [f32; TILE] {
-    let mut out = [0.0; TILE];
-    // SAFETY: the array has room for 8 singles.
-    unsafe { _mm256_storeu_ps(out.as_mut_ptr(), v) };
-    out
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn scales_of_one(head: [u8; 4], has_min: bool) -> (__m256, __m256) {
+    let scale = _mm_set1_epi16(i16::from_le_bytes([head[0], head[1]]));
+    let min = _mm_set1_epi16(i16::from_le_bytes([head[2], head[3]]));
+    (
+        _mm256_cvtph_ps(scale),
+        if has_min {
+            _mm256_cvtph_ps(min)
+        } else {
+            _mm256_setzero_ps()
+        },
+    )
+}
+
+/// What a tile has gathered so far: `acc` and `accm` of `scalar`, for eight results.
+#[derive(Clone, Copy)]
+pub(super) struct Sums {
+    acc: __m256,
+    accm: __m256,
+}
+
+impl Sums {
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub(super) fn new() -> Self {
+        Self {
+            acc: _mm256_setzero_ps(),
+            accm: _mm256_setzero_ps(),
+        }
+    }
+
+    /// Adds d·dx·S of a block to each lane.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn add(&mut self, d: __m256, dx: __m256, s: __m256i) {
+        self.acc = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(s), self.acc);
+    }
+
+    /// Adds dmin·dx·M of a block to what comes off each lane.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn add_min(&mut self, dmin: __m256, dx: __m256, m: __m256i) {
+        self.accm = _mm256_fmadd_ps(_mm256_mul_ps(dmin, dx), _mm256_cvtepi32_ps(m), self.accm);
+    }
+
+    /// The results; every NaN becomes the same one, as in `numbers::canonical`.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub(super) fn results(self) -> [f32; TILE] {
+        let v = _mm256_sub_ps(self.acc, self.accm);
+        let nan = _mm256_set1_ps(f32::from_bits(0x7fc0_0000));
+        let v = _mm256_blendv_ps(v, nan, _mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+        let mut out = [0.0; TILE];
+        // SAFETY: the array has room for 8 singles.
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), v) };
+        out
+    }
 }
 
 /// Bytes of a line of cache.

@@ -7,9 +7,12 @@ mod floats;
 mod lanes;
 mod per_256;
 mod per_32;
+mod tiles;
 
 use core::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
 
+use self::per_32::Per32;
+use self::per_256::Per256;
 use crate::acts::Acts;
 use crate::blocks::{
     BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
@@ -19,17 +22,6 @@ use crate::isa::Portable;
 use crate::numbers::f16_to_f32;
 use crate::rows::QuantRows;
 
-/// Results in a tile: the singles in a register.
-const TILE: usize = 8;
-
-/// Left-over tokens from which a tile with lanes to spare beats taking them one by one with 8 rows: a tile does the work of
-/// 8 tokens but unpacks once, and unpacking is about as much work as one token.
-const TOKENS_FOR_TILE: usize = 4;
-
-/// Bytes of weights that meet all token tiles before the next rows do: half of a level-1 cache, the other half being left
-/// to the activations of a tile.
-const ROWS_BYTES: usize = 16 << 10;
-
 /// y = W·x; shapes and forms have been checked, and there is at least one row and one token.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn matmul(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
@@ -37,14 +29,14 @@ pub(super) fn matmul(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
         Format::F32 => floats::matmul::<floats::Single>(w, x, y),
         Format::F16 => floats::matmul::<floats::Half>(w, x, y),
         Format::BF16 => floats::matmul::<floats::Brain>(w, x, y),
-        Format::Q4_0 => per_32::matmul::<BlockQ4_0>(w, x, y),
-        Format::Q4_1 => per_32::matmul::<BlockQ4_1>(w, x, y),
-        Format::Q5_0 => per_32::matmul::<BlockQ5_0>(w, x, y),
-        Format::Q5_1 => per_32::matmul::<BlockQ5_1>(w, x, y),
-        Format::Q8_0 => per_32::matmul::<BlockQ8_0>(w, x, y),
-        Format::Q4_K => per_256::matmul::<BlockQ4K>(w, x, y),
-        Format::Q5_K => per_256::matmul::<BlockQ5K>(w, x, y),
-        Format::Q6_K => per_256::matmul::<BlockQ6K>(w, x, y),
+        Format::Q4_0 => tiles::matmul::<Per32<BlockQ4_0>>(w, x, y),
+        Format::Q4_1 => tiles::matmul::<Per32<BlockQ4_1>>(w, x, y),
+        Format::Q5_0 => tiles::matmul::<Per32<BlockQ5_0>>(w, x, y),
+        Format::Q5_1 => tiles::matmul::<Per32<BlockQ5_1>>(w, x, y),
+        Format::Q8_0 => tiles::matmul::<Per32<BlockQ8_0>>(w, x, y),
+        Format::Q4_K => tiles::matmul::<Per256<BlockQ4K>>(w, x, y),
+        Format::Q5_K => tiles::matmul::<Per256<BlockQ5K>>(w, x, y),
+        Format::Q6_K => tiles::matmul::<Per256<BlockQ6K>>(w, x, y),
     }
 }
 

@@ -5,15 +5,15 @@
 //! activations: Σ scale·(q − 32)·a = Σ scale·q·a − 32·Σ scale·Σa, all of it exact and far within 32 bits.
 
 use core::arch::x86_64::*;
+use core::marker::PhantomData;
 
 use super::lanes::{
-    InPlace, blocks_of, canonical, halves, load_16, load_32, load_ps, load_sums, pairs_of_halves,
-    prefetch, sum_each, to_array,
+    InPlace, Sums, load_16, load_32, load_ps, load_sums, prefetch, scales_of_eight, scales_of_one,
+    sum_each,
 };
-use super::{ROWS_BYTES, TILE, TOKENS_FOR_TILE};
+use super::tiles::{TILE, Tiles};
 use crate::acts::{Acts, Form};
 use crate::blocks::{BlockQ4K, BlockQ5K, BlockQ6K};
-use crate::rows::QuantRows;
 
 /// A block, unpacked for products.
 pub(super) struct Weights {
@@ -58,7 +58,7 @@ fn spread(table: __m256i, k: usize) -> __m256i {
     _mm256_shuffle_epi8(table, _mm256_set1_epi16((0x0100 + 0x0202 * k) as i16))
 }
 
-/// The 6-bit scales and minima of Q4_K and Q5_K in 16 bits: each scale in both halves, each minimum twice in a row.
+/// The 6-bit scales and minima of Q4_K and Q5_K in 16 bits: each scale in both each minimum twice in a row.
 ///
 /// See `blocks::scales_and_mins` for how they are packed.
 #[inline]
@@ -203,42 +203,6 @@ impl Wide for BlockQ6K {
     }
 }
 
-/// y = W·x for one format.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn matmul<B: Wide>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
-    let (tokens, form) = (x.tokens(), x.per_256());
-    let blocks = x.cols() / 256;
-    let tiles = tokens
-        - if tokens % TILE < TOKENS_FOR_TILE {
-            tokens % TILE
-        } else {
-            0
-        };
-    let some_rows = (ROWS_BYTES / w.row_bytes()).max(1);
-    let all = blocks_of::<B>(w);
-    for (w, y) in all
-        .chunks(some_rows * blocks)
-        .zip(y.chunks_mut(some_rows * tokens))
-    {
-        for first in (0..tiles).step_by(TILE) {
-            for (row, y) in w.chunks_exact(blocks).zip(y.chunks_exact_mut(tokens)) {
-                let results = tokens_tile(row, form, tokens, first);
-                for (y, result) in y[first..].iter_mut().zip(results) {
-                    *y = result;
-                }
-            }
-        }
-    }
-    for token in tiles..tokens {
-        for (w, y) in all.chunks(TILE * blocks).zip(y.chunks_mut(TILE * tokens)) {
-            let results = rows_tile(w, blocks, form, tokens, token);
-            for (y, result) in y.chunks_exact_mut(tokens).zip(results) {
-                y[token] = result;
-            }
-        }
-    }
-}
-
 /// Eight sums that add up to S, and eight that add up to M.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -256,140 +220,93 @@ fn products<B: Wide>(w: &Weights, a: &[i8; 256], a_sums: &[i16; 16]) -> (__m256i
     }
 }
 
-/// What a tile has gathered so far.
-#[derive(Clone, Copy)]
-struct Sums {
-    acc: __m256,
-    accm: __m256,
-}
+/// The tiles of a format.
+pub(super) struct Per256<B>(PhantomData<B>);
 
-impl Sums {
-    #[inline]
-    #[target_feature(enable = "avx2")]
-    fn new() -> Self {
-        Self {
-            acc: _mm256_setzero_ps(),
-            accm: _mm256_setzero_ps(),
-        }
+impl<B: Wide> Tiles for Per256<B> {
+    type Block = B;
+    type Form = Form<i16>;
+    const LEN: usize = 256;
+
+    fn form(x: &Acts) -> &Self::Form {
+        x.per_256()
     }
 
-    /// Adds a block to each lane.
+    // Lanes without a row repeat the last one.
     #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn add<B: Wide>(
-        &mut self,
-        d: __m256,
-        dmin: __m256,
-        dx: __m256,
-        s: &[__m256i; TILE],
-        m: &[__m256i; TILE],
-    ) {
-        self.acc = _mm256_fmadd_ps(
-            _mm256_mul_ps(d, dx),
-            _mm256_cvtepi32_ps(sum_each(s)),
-            self.acc,
-        );
-        if B::HAS_MIN {
-            self.accm = _mm256_fmadd_ps(
-                _mm256_mul_ps(dmin, dx),
-                _mm256_cvtepi32_ps(sum_each(m)),
-                self.accm,
-            );
-        }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2")]
-    fn results(self) -> [f32; TILE] {
-        to_array(canonical(_mm256_sub_ps(self.acc, self.accm)))
-    }
-}
-
-/// Up to 8 rows with one token; lanes without a row repeat the last one.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn rows_tile<B: Wide>(
-    w: &[B],
-    blocks: usize,
-    form: &Form<i16>,
-    tokens: usize,
-    token: usize,
-) -> [f32; TILE] {
-    let last = w.len() / blocks - 1;
-    let rows: [&[B]; TILE] = core::array::from_fn(|r| &w[r.min(last) * blocks..][..blocks]);
-    let a = &form.q.as_chunks::<256>().0[token * blocks..][..blocks];
-    let a_sums = &form.sums.as_chunks::<16>().0[token * blocks..][..blocks];
-    // The bytes after this tile, most likely the next one: asked for in order while these are used.
-    let mut next = w.as_ptr_range().end;
-    let mut sums = Sums::new();
-    for (block, (a, a_sums)) in a.iter().zip(a_sums).enumerate() {
-        let (mut s, mut m) = (
-            [_mm256_setzero_si256(); TILE],
-            [_mm256_setzero_si256(); TILE],
-        );
-        let mut heads = [[0; 4]; TILE];
-        prefetch::<B>(next);
-        next = next.wrapping_add(TILE);
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn rows(
+        w: &[B],
+        blocks: usize,
+        form: &Form<i16>,
+        tokens: usize,
+        token: usize,
+    ) -> [f32; TILE] {
+        let last = w.len() / blocks - 1;
+        let mut rows = [w; TILE];
         for r in 0..TILE {
-            // SAFETY: each row has `blocks` blocks, and so have the activations.
-            let w = unsafe { rows[r].get_unchecked(block) };
+            rows[r] = &w[r.min(last) * blocks..][..blocks];
+        }
+        let a = &form.q.as_chunks::<256>().0[token * blocks..][..blocks];
+        let a_sums = &form.sums.as_chunks::<16>().0[token * blocks..][..blocks];
+        // The bytes after this tile, most likely the next one: asked for in order while these are used.
+        let mut next = w.as_ptr_range().end;
+        let mut sums = Sums::new();
+        for (block, (a, a_sums)) in a.iter().zip(a_sums).enumerate() {
+            let (mut s, mut m) = (
+                [_mm256_setzero_si256(); TILE],
+                [_mm256_setzero_si256(); TILE],
+            );
+            let mut heads = [[0; 4]; TILE];
+            prefetch::<B>(next);
+            next = next.wrapping_add(TILE);
+            for r in 0..TILE {
+                // SAFETY: each row has `blocks` blocks, and so have the activations.
+                let w = unsafe { rows[r].get_unchecked(block) };
+                // SAFETY: the features are those of this function.
+                let weights = unsafe { w.weights() };
+                (s[r], m[r]) = products::<B>(&weights, a, a_sums);
+                heads[r] = w.head();
+            }
+            let (d, dmin) = scales_of_eight(&heads, B::HAS_MIN);
+            let dx = _mm256_set1_ps(form.scales[block * tokens + token]);
+            sums.add(d, dx, sum_each(&s));
+            if B::HAS_MIN {
+                sums.add_min(dmin, dx, sum_each(&m));
+            }
+        }
+        sums.results()
+    }
+
+    // Lanes past the last token repeat it, or hold what nobody reads.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn tokens(w: &[B], form: &Form<i16>, tokens: usize, first: usize) -> [f32; TILE] {
+        let blocks = w.len();
+        let (q, q_sums) = (form.q.as_chunks::<256>().0, form.sums.as_chunks::<16>().0);
+        let mut starts = [0; TILE];
+        for t in 0..TILE {
+            starts[t] = (first + t).min(tokens - 1) * blocks;
+        }
+        let mut sums = Sums::new();
+        for (block, w) in w.iter().enumerate() {
             // SAFETY: the features are those of this function.
             let weights = unsafe { w.weights() };
-            (s[r], m[r]) = products::<B>(&weights, a, a_sums);
-            heads[r] = w.head();
+            let (mut s, mut m) = (
+                [_mm256_setzero_si256(); TILE],
+                [_mm256_setzero_si256(); TILE],
+            );
+            for t in 0..TILE {
+                let at = starts[t] + block;
+                (s[t], m[t]) = products::<B>(&weights, &q[at], &q_sums[at]);
+            }
+            let (d, dmin) = scales_of_one(w.head(), B::HAS_MIN);
+            let dx = load_ps(form.scales_tile(block * tokens + first));
+            sums.add(d, dx, sum_each(&s));
+            if B::HAS_MIN {
+                sums.add_min(dmin, dx, sum_each(&m));
+            }
         }
-        let (d, dmin) = if B::HAS_MIN {
-            pairs_of_halves(heads)
-        } else {
-            (
-                halves(heads.map(|head| [head[0], head[1]])),
-                _mm256_setzero_ps(),
-            )
-        };
-        sums.add::<B>(
-            d,
-            dmin,
-            _mm256_set1_ps(form.scales[block * tokens + token]),
-            &s,
-            &m,
-        );
+        sums.results()
     }
-    sums.results()
-}
-
-/// One row with the 8 tokens from `first` on; lanes past the last token repeat it or hold what nobody reads.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn tokens_tile<B: Wide>(w: &[B], form: &Form<i16>, tokens: usize, first: usize) -> [f32; TILE] {
-    let blocks = w.len();
-    let (q, q_sums) = (form.q.as_chunks::<256>().0, form.sums.as_chunks::<16>().0);
-    let starts: [usize; TILE] = core::array::from_fn(|t| (first + t).min(tokens - 1) * blocks);
-    let mut sums = Sums::new();
-    for (block, w) in w.iter().enumerate() {
-        // SAFETY: the features are those of this function.
-        let weights = unsafe { w.weights() };
-        let (mut s, mut m) = (
-            [_mm256_setzero_si256(); TILE],
-            [_mm256_setzero_si256(); TILE],
-        );
-        for t in 0..TILE {
-            let at = starts[t] + block;
-            (s[t], m[t]) = products::<B>(&weights, &q[at], &q_sums[at]);
-        }
-        let head = w.head();
-        let d = halves([[head[0], head[1]]; TILE]);
-        let dmin = if B::HAS_MIN {
-            halves([[head[2], head[3]]; TILE])
-        } else {
-            _mm256_setzero_ps()
-        };
-        sums.add::<B>(
-            d,
-            dmin,
-            load_ps(form.scales_tile(block * tokens + first)),
-            &s,
-            &m,
-        );
-    }
-    sums.results()
 }

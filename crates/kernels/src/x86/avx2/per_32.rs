@@ -5,15 +5,15 @@
 //! 2·31·127 for unsigned weights and 2·128·127 for Q8_0, both below 2^15, so the instruction's saturation never acts.
 
 use core::arch::x86_64::*;
+use core::marker::PhantomData;
 
 use super::lanes::{
-    InPlace, blocks_of, canonical, halves, load_16, load_32, load_i32, load_ps, pairs_of_halves,
-    prefetch, sum_each, to_array,
+    InPlace, Sums, load_16, load_32, load_i32, load_ps, prefetch, scales_of_eight, scales_of_one,
+    sum_each,
 };
-use super::{ROWS_BYTES, TILE, TOKENS_FOR_TILE};
+use super::tiles::{TILE, Tiles};
 use crate::acts::{Acts, Form};
 use crate::blocks::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
-use crate::rows::QuantRows;
 
 /// A block of 32 weights, unpacked with AVX2.
 pub(super) trait Wide: InPlace {
@@ -144,42 +144,6 @@ impl Wide for BlockQ8_0 {
     }
 }
 
-/// y = W·x for one format.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn matmul<B: Wide>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
-    let (tokens, form) = (x.tokens(), x.per_32());
-    let blocks = x.cols() / 32;
-    let tiles = tokens
-        - if tokens % TILE < TOKENS_FOR_TILE {
-            tokens % TILE
-        } else {
-            0
-        };
-    let some_rows = (ROWS_BYTES / w.row_bytes()).max(1);
-    let all = blocks_of::<B>(w);
-    for (w, y) in all
-        .chunks(some_rows * blocks)
-        .zip(y.chunks_mut(some_rows * tokens))
-    {
-        for first in (0..tiles).step_by(TILE) {
-            for (row, y) in w.chunks_exact(blocks).zip(y.chunks_exact_mut(tokens)) {
-                let results = tokens_tile(row, form, tokens, first);
-                for (y, result) in y[first..].iter_mut().zip(results) {
-                    *y = result;
-                }
-            }
-        }
-    }
-    for token in tiles..tokens {
-        for (w, y) in all.chunks(TILE * blocks).zip(y.chunks_mut(TILE * tokens)) {
-            let results = rows_tile(w, blocks, form, tokens, token);
-            for (y, result) in y.chunks_exact_mut(tokens).zip(results) {
-                y[token] = result;
-            }
-        }
-    }
-}
-
 /// Eight sums, each over four neighbouring products.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -194,118 +158,102 @@ fn products<B: Wide>(w: __m256i, a: &[i8; 32]) -> __m256i {
     _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
 }
 
-/// What a tile has gathered so far.
-#[derive(Clone, Copy)]
-struct Sums {
-    acc: __m256,
-    accm: __m256,
-}
-
-impl Sums {
-    #[inline]
-    #[target_feature(enable = "avx2")]
-    fn new() -> Self {
-        Self {
-            acc: _mm256_setzero_ps(),
-            accm: _mm256_setzero_ps(),
-        }
-    }
-
-    /// Adds a block to each lane. `s` still has the offset in it; `a` are the sums of the activations.
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn add<B: Wide>(&mut self, d: __m256, m: __m256, dx: __m256, s: __m256i, a: __m256i) {
-        let s = match B::OFFSET {
-            0 => s,
-            8 => _mm256_sub_epi32(s, _mm256_slli_epi32::<3>(a)),
-            offset => _mm256_sub_epi32(s, _mm256_mullo_epi32(a, _mm256_set1_epi32(offset))),
-        };
-        self.acc = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(s), self.acc);
-        if B::HAS_MIN {
-            let dmin = _mm256_xor_ps(m, _mm256_set1_ps(-0.0));
-            self.accm = _mm256_fmadd_ps(_mm256_mul_ps(dmin, dx), _mm256_cvtepi32_ps(a), self.accm);
-        }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2")]
-    fn results(self) -> [f32; TILE] {
-        to_array(canonical(_mm256_sub_ps(self.acc, self.accm)))
-    }
-}
-
-/// Up to 8 rows with one token; lanes without a row repeat the last one.
+/// Adds a block to each lane. `s` still has the offset in it; `a` are the sums of the activations.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn rows_tile<B: Wide>(
-    w: &[B],
-    blocks: usize,
-    form: &Form<i32>,
-    tokens: usize,
-    token: usize,
-) -> [f32; TILE] {
-    let last = w.len() / blocks - 1;
-    let rows: [&[B]; TILE] = core::array::from_fn(|r| &w[r.min(last) * blocks..][..blocks]);
-    let a = &form.q.as_chunks::<32>().0[token * blocks..][..blocks];
-    // The bytes after this tile, most likely the next one: asked for in order while these are used.
-    let mut next = w.as_ptr_range().end;
-    let mut sums = Sums::new();
-    for (block, a) in a.iter().enumerate() {
-        let mut s = [_mm256_setzero_si256(); TILE];
-        let mut heads = [[0; 4]; TILE];
-        prefetch::<B>(next);
-        next = next.wrapping_add(TILE);
+#[target_feature(enable = "avx2,fma")]
+fn add<B: Wide>(sums: &mut Sums, d: __m256, m: __m256, dx: __m256, s: __m256i, a: __m256i) {
+    let offset = _mm256_mullo_epi32(a, _mm256_set1_epi32(B::OFFSET));
+    sums.add(d, dx, _mm256_sub_epi32(s, offset));
+    if B::HAS_MIN {
+        // The minimum is added to the weights, so it is −m that comes off.
+        sums.add_min(_mm256_xor_ps(m, _mm256_set1_ps(-0.0)), dx, a);
+    }
+}
+
+/// The tiles of a format.
+pub(super) struct Per32<B>(PhantomData<B>);
+
+impl<B: Wide> Tiles for Per32<B> {
+    type Block = B;
+    type Form = Form<i32>;
+    const LEN: usize = 32;
+
+    fn form(x: &Acts) -> &Self::Form {
+        x.per_32()
+    }
+
+    // Lanes without a row repeat the last one.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn rows(
+        w: &[B],
+        blocks: usize,
+        form: &Form<i32>,
+        tokens: usize,
+        token: usize,
+    ) -> [f32; TILE] {
+        let last = w.len() / blocks - 1;
+        let mut rows = [w; TILE];
         for r in 0..TILE {
-            // SAFETY: each row has `blocks` blocks, and so has `a`.
-            let w = unsafe { rows[r].get_unchecked(block) };
-            // SAFETY: the features are those of this function.
-            s[r] = products::<B>(unsafe { w.weights() }, a);
-            heads[r] = w.head();
+            rows[r] = &w[r.min(last) * blocks..][..blocks];
         }
-        let (d, m) = if B::HAS_MIN {
-            pairs_of_halves(heads)
-        } else {
-            (
-                halves(heads.map(|head| [head[0], head[1]])),
-                _mm256_setzero_ps(),
-            )
-        };
-        let at = block * tokens + token;
-        let (dx, a_sum) = (
-            _mm256_set1_ps(form.scales[at]),
-            _mm256_set1_epi32(form.sums[at]),
-        );
-        sums.add::<B>(d, m, dx, sum_each(&s), a_sum);
+        let a = &form.q.as_chunks::<32>().0[token * blocks..][..blocks];
+        // The bytes after this tile, most likely the next one: asked for in order while these are used.
+        let mut next = w.as_ptr_range().end;
+        let mut sums = Sums::new();
+        for (block, a) in a.iter().enumerate() {
+            let mut s = [_mm256_setzero_si256(); TILE];
+            let mut heads = [[0; 4]; TILE];
+            prefetch::<B>(next);
+            next = next.wrapping_add(TILE);
+            for r in 0..TILE {
+                // SAFETY: each row has `blocks` blocks, and so has `a`.
+                let w = unsafe { rows[r].get_unchecked(block) };
+                // SAFETY: the features are those of this function.
+                s[r] = products::<B>(unsafe { w.weights() }, a);
+                heads[r] = w.head();
+            }
+            let (d, m) = scales_of_eight(&heads, B::HAS_MIN);
+            let at = block * tokens + token;
+            let (dx, a_sum) = (
+                _mm256_set1_ps(form.scales[at]),
+                _mm256_set1_epi32(form.sums[at]),
+            );
+            add::<B>(&mut sums, d, m, dx, sum_each(&s), a_sum);
+        }
+        sums.results()
     }
-    sums.results()
-}
 
-/// One row with the 8 tokens from `first` on; lanes past the last token repeat it or hold what nobody reads.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn tokens_tile<B: Wide>(w: &[B], form: &Form<i32>, tokens: usize, first: usize) -> [f32; TILE] {
-    let blocks = w.len();
-    let q = form.q.as_chunks::<32>().0;
-    let a: [&[[i8; 32]]; TILE] =
-        core::array::from_fn(|t| &q[(first + t).min(tokens - 1) * blocks..][..blocks]);
-    let mut sums = Sums::new();
-    for (block, w) in w.iter().enumerate() {
-        // SAFETY: the features are those of this function.
-        let weights = unsafe { w.weights() };
-        let mut s = [_mm256_setzero_si256(); TILE];
+    // Lanes past the last token repeat it, or hold what nobody reads.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn tokens(w: &[B], form: &Form<i32>, tokens: usize, first: usize) -> [f32; TILE] {
+        let blocks = w.len();
+        let q = form.q.as_chunks::<32>().0;
+        let mut a = [q; TILE];
         for t in 0..TILE {
-            // SAFETY: each token has `blocks` groups.
-            s[t] = products::<B>(weights, unsafe { a[t].get_unchecked(block) });
+            a[t] = &q[(first + t).min(tokens - 1) * blocks..][..blocks];
         }
-        let head = w.head();
-        let d = halves([[head[0], head[1]]; TILE]);
-        let m = if B::HAS_MIN {
-            halves([[head[2], head[3]]; TILE])
-        } else {
-            _mm256_setzero_ps()
-        };
-        let (scales, a_sums) = form.tile(block * tokens + first);
-        sums.add::<B>(d, m, load_ps(scales), sum_each(&s), load_i32(a_sums));
+        let mut sums = Sums::new();
+        for (block, w) in w.iter().enumerate() {
+            // SAFETY: the features are those of this function.
+            let weights = unsafe { w.weights() };
+            let mut s = [_mm256_setzero_si256(); TILE];
+            for t in 0..TILE {
+                // SAFETY: each token has `blocks` groups.
+                s[t] = products::<B>(weights, unsafe { a[t].get_unchecked(block) });
+            }
+            let (d, m) = scales_of_one(w.head(), B::HAS_MIN);
+            let (scales, a_sums) = form.tile(block * tokens + first);
+            add::<B>(
+                &mut sums,
+                d,
+                m,
+                load_ps(scales),
+                sum_each(&s),
+                load_i32(a_sums),
+            );
+        }
+        sums.results()
     }
-    sums.results()
 }
