@@ -63,7 +63,11 @@ impl Config {
     pub fn read(gguf: &Gguf) -> Result<Self> {
         let path = gguf.paths()[0].as_path();
         let Some(arch) = gguf.str("general.architecture")?.map(|s| s.to_string()) else {
-            return Err(Error::key(path, "general.architecture", "missing; this file does not say what model it holds"));
+            return Err(Error::key(
+                path,
+                "general.architecture",
+                "missing; this file does not say what model it holds",
+            ));
         };
         let style = match arch.as_str() {
             "llama" => RopeStyle::Interleaved,
@@ -72,11 +76,18 @@ impl Config {
                 return Err(Error::key(
                     path,
                     "general.architecture",
-                    format!("architecture '{}' is not supported; wanted llama or qwen2", other.escape_default()),
+                    format!(
+                        "architecture '{}' is not supported; wanted llama or qwen2",
+                        other.escape_default()
+                    ),
                 ));
             }
         };
-        let keys = Keys { gguf, path, arch: &arch };
+        let keys = Keys {
+            gguf,
+            path,
+            arch: &arch,
+        };
         keys.refuse_experts()?;
         let layers = keys.count("block_count")?;
         let dim = keys.count("embedding_length")?;
@@ -92,12 +103,18 @@ impl Config {
                 ));
             }
         };
-        let value_len = keys.optional_count("attention.value_length")?.unwrap_or(key_len);
+        let value_len = keys
+            .optional_count("attention.value_length")?
+            .unwrap_or(key_len);
         let eps_key = "attention.layer_norm_rms_epsilon";
         let eps = match keys.gguf.float(&keys.full(eps_key))? {
             Some(e) if e >= 0.0 && e < 1.0 => e as f32,
-            Some(e) => return Err(keys.wrong(eps_key, format!("wanted a number from 0 to 1, found {e}"))),
-            None => return Err(keys.wrong(eps_key, "missing; without it every norm would be a guess")),
+            Some(e) => {
+                return Err(keys.wrong(eps_key, format!("wanted a number from 0 to 1, found {e}")));
+            }
+            None => {
+                return Err(keys.wrong(eps_key, "missing; without it every norm would be a guess"));
+            }
         };
         let context = keys.count_up_to("context_length", u64::from(u32::MAX))?;
         let rope = keys.rope(style, key_len)?;
@@ -161,9 +178,16 @@ impl Keys<'_> {
         let per_layer = if let Some(Value::Array(array)) = self.gguf.get(&full) {
             let found = array.len;
             if found != layers as u64 {
-                return Err(self.wrong(name, format!("wanted one entry per layer ({layers}), found an array of {found}")));
+                return Err(self.wrong(
+                    name,
+                    format!("wanted one entry per layer ({layers}), found an array of {found}"),
+                ));
             }
-            self.gguf.ints(&full)?.into_iter().flatten().collect::<Result<Vec<i64>, _>>()?
+            self.gguf
+                .ints(&full)?
+                .into_iter()
+                .flatten()
+                .collect::<Result<Vec<i64>, _>>()?
         } else {
             let all = self.optional_count(name)?.unwrap_or(heads);
             vec![all as i64; layers]
@@ -172,7 +196,10 @@ impl Keys<'_> {
             .into_iter()
             .map(|n| match usize::try_from(n) {
                 Ok(n) if n > 0 && heads.is_multiple_of(n) => Ok(n),
-                _ => Err(self.wrong(name, format!("wanted a divisor of the {heads} attention heads, found {n}"))),
+                _ => Err(self.wrong(
+                    name,
+                    format!("wanted a divisor of the {heads} attention heads, found {n}"),
+                )),
             })
             .collect()
     }
@@ -194,11 +221,17 @@ impl Keys<'_> {
             None => key_len,
             Some(n) if n > 0 && n <= key_len as u64 => n as usize,
             Some(n) => {
-                return Err(self.wrong(name, format!("wanted 1 to the head size {key_len}, found {n}")));
+                return Err(self.wrong(
+                    name,
+                    format!("wanted 1 to the head size {key_len}, found {n}"),
+                ));
             }
         };
         if !dim.is_multiple_of(2) {
-            return Err(self.wrong(name, format!("rotation works on pairs: wanted an even number, found {dim}")));
+            return Err(self.wrong(
+                name,
+                format!("rotation works on pairs: wanted an even number, found {dim}"),
+            ));
         }
         let name = "rope.freq_base";
         // 10000 is the base of the original rotary embedding, and what a file means that does not name one.
@@ -206,7 +239,12 @@ impl Keys<'_> {
         if !(base.is_finite() && base > 0.0) {
             return Err(self.wrong(name, format!("wanted a positive number, found {base}")));
         }
-        Ok(RopeConfig { style, dim, base, linear_factor: self.linear_factor()? })
+        Ok(RopeConfig {
+            style,
+            dim,
+            base,
+            linear_factor: self.linear_factor()?,
+        })
     }
 
     /// Linear scaling: `rope.scaling.type` linear (or unsaid) with a factor, or the older `rope.scale_linear`.
@@ -218,7 +256,10 @@ impl Keys<'_> {
             Some(other) => {
                 return Err(self.wrong(
                     name,
-                    format!("rope scaling '{}' is not supported; wanted linear or none", other.escape_default()),
+                    format!(
+                        "rope scaling '{}' is not supported; wanted linear or none",
+                        other.escape_default()
+                    ),
                 ));
             }
         }
@@ -228,7 +269,9 @@ impl Keys<'_> {
                 // Converters write 0 for "no scaling".
                 Some(0.0) => return Ok(1.0),
                 Some(f) if f.is_finite() && f > 0.0 => return Ok(f),
-                Some(f) => return Err(self.wrong(name, format!("wanted a positive factor, found {f}"))),
+                Some(f) => {
+                    return Err(self.wrong(name, format!("wanted a positive factor, found {f}")));
+                }
             }
         }
         Ok(1.0)

@@ -100,10 +100,17 @@ impl Error {
     }
 
     pub(crate) fn key(path: &Path, key: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self::Key { path: path.to_owned(), key: key.into(), problem: problem.into() }
+        Self::Key {
+            path: path.to_owned(),
+            key: key.into(),
+            problem: problem.into(),
+        }
     }
 
     pub(crate) fn tensor(path: &Path, problem: impl Into<String>) -> Self {
-        Self::Tensor { path: path.to_owned(), problem: problem.into() }
+        Self::Tensor {
+            path: path.to_owned(),
+            problem: problem.into(),
+        }
     }
 }

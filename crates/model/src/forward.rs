@@ -10,24 +10,13 @@ use crate::error::{Error, Result};
 use crate::kv::{KvCache, KvFormat};
 use crate::layers::attention::Attention;
 use crate::layers::ffn::FeedForward;
-use crate::layers::output::Output;
-use crate::layers::Linear;
+use crate::layers::output::{Logits, Output};
+use crate::layers::{Linear, Pass};
 use crate::plan::Recorder;
 use crate::state::{State, sized};
 use crate::stream::PassKind;
 use crate::team::Team;
 use crate::weights::{Finder, Table, WeightId, Weights};
-
-/// Whose logits a pass is to leave in the state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Logits {
-    /// Nobody's: the pass has no head.
-    None,
-    /// The last token's.
-    Last,
-    /// Every token's.
-    All,
-}
 
 /// A model's shape, its small vectors, and the numbers of its matrices.
 #[derive(Clone, Debug)]
@@ -50,26 +39,6 @@ pub struct Layer {
     ffn: FeedForward,
 }
 
-/// What a forward pass works on.
-pub struct Pass<'a, W> {
-    /// Shape and constants.
-    pub config: &'a Config,
-    /// Where matrices come from.
-    pub weights: &'a mut W,
-    /// Workers for attention.
-    pub team: &'a Team,
-    /// CPU level.
-    pub isa: Isa,
-    /// Activations; `x` holds the tokens' embeddings when the pass begins.
-    pub state: &'a mut State,
-    /// Keys and values of the sequence.
-    pub kv: &'a mut KvCache,
-    /// Position of the first token.
-    pub first: usize,
-    /// Number of tokens.
-    pub tokens: usize,
-}
-
 impl Llama {
     /// Finds every tensor of the architecture in `gguf` and checks its shape; reads the vectors.
     ///
@@ -85,26 +54,48 @@ impl Llama {
         let divisors = find.optional_vector("rope_freqs.weight", rope.dim / 2)?;
         let freqs = RopeFreqs::new(rope.base, rope.dim, rope.linear_factor, divisors.as_deref())
             // The metadata was checked before: what is left to be wrong is a divisor.
-            .map_err(|e| Error::tensor(&gguf.paths()[0], format!("tensor rope_freqs.weight: {e}")))?;
+            .map_err(|e| {
+                Error::tensor(&gguf.paths()[0], format!("tensor rope_freqs.weight: {e}"))
+            })?;
         let mut layers = Vec::new();
         for (i, kv_heads) in config.kv_heads.iter().enumerate() {
             layers.push(Layer::find(&mut find, &config, i, *kv_heads)?);
         }
         let norm = find.norm("output_norm.weight", config.dim)?;
         let tied = !find.has("output.weight");
-        let head = if tied { embedding } else { find.matrix("output.weight", None, config.dim)? };
+        let head = if tied {
+            embedding
+        } else {
+            find.matrix("output.weight", None, config.dim)?
+        };
         let rows = find.rows(head);
         let embeddings = find.rows(embedding);
         if rows != embeddings {
             return Err(Error::tensor(
                 &gguf.paths()[0],
-                format!("tensor output.weight has {rows} rows, token_embd.weight has {embeddings}; wanted as many"),
+                format!(
+                    "tensor output.weight has {rows} rows, token_embd.weight has {embeddings}; wanted as many"
+                ),
             ));
         }
         let bias = find.optional_vector("output.bias", rows)?;
         let (table, warnings) = find.finish(config.layers())?;
-        let output = Output { norm, head: Linear { weight: head, bias }, rows };
-        Ok((Self { config, embedding, layers, output, freqs }, table, warnings))
+        let output = Output {
+            norm,
+            head: Linear { weight: head, bias },
+            rows,
+        };
+        Ok((
+            Self {
+                config,
+                embedding,
+                layers,
+                output,
+                freqs,
+            },
+            table,
+            warnings,
+        ))
     }
 
     /// The groups of matrices that each kind of pass asks for, in the order of [`PassKind::ALL`]: the pass run
@@ -153,7 +144,11 @@ impl Llama {
         let pairs = self.freqs.pairs();
         let cos = sized(&mut pass.state.cos, pass.tokens * pairs);
         let sin = sized(&mut pass.state.sin, pass.tokens * pairs);
-        for (t, (cos, sin)) in cos.chunks_exact_mut(pairs).zip(sin.chunks_exact_mut(pairs)).enumerate() {
+        for (t, (cos, sin)) in cos
+            .chunks_exact_mut(pairs)
+            .zip(sin.chunks_exact_mut(pairs))
+            .enumerate()
+        {
             self.freqs.angles(pass.first + t, cos, sin);
         }
     }
@@ -162,7 +157,10 @@ impl Llama {
 impl Layer {
     fn find(find: &mut Finder<'_>, config: &Config, layer: usize, kv_heads: usize) -> Result<Self> {
         let (dim, ffn) = (config.dim, config.ffn);
-        let (q, o) = (config.heads * config.key_len, config.heads * config.value_len);
+        let (q, o) = (
+            config.heads * config.key_len,
+            config.heads * config.value_len,
+        );
         let (k, v) = (kv_heads * config.key_len, kv_heads * config.value_len);
         let name = |part: &str| format!("blk.{layer}.{part}");
         let linear = |find: &mut Finder<'_>, part: &str, rows, cols| -> Result<Linear> {

@@ -79,7 +79,9 @@ pub fn generate(
     mut emit: impl FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Outcome> {
     let began = Instant::now();
-    let room = session.context().saturating_sub(session.position() + prompt.len());
+    let room = session
+        .context()
+        .saturating_sub(session.position() + prompt.len());
     // The last token that is chosen needs no position of its own.
     let most = options.max_tokens.min(room + 1);
     let mut history = prompt.to_vec();
@@ -88,7 +90,11 @@ pub fn generate(
     let mut out = Outcome {
         text: String::new(),
         ids: Vec::new(),
-        stop_reason: if most < options.max_tokens { StopReason::Context } else { StopReason::Limit },
+        stop_reason: if most < options.max_tokens {
+            StopReason::Context
+        } else {
+            StopReason::Limit
+        },
         first_token: None,
         prefill_tok_s: None,
         decode_tok_s: None,
@@ -96,7 +102,11 @@ pub fn generate(
     let mut last = began;
     let mut show = |out: &mut Outcome, text: String| {
         out.text.push_str(&text);
-        if text.is_empty() { ControlFlow::Continue(()) } else { emit(&text) }
+        if text.is_empty() {
+            ControlFlow::Continue(())
+        } else {
+            emit(&text)
+        }
     };
 
     let mut fed = session.feed(prompt, most > 1).map(<[f32]>::to_vec);
@@ -111,7 +121,9 @@ pub fn generate(
         };
         // Rows past the vocabulary are padding of the matrix: they stand for no token.
         logits.truncate(tokenizer.vocab_size());
-        let id = sampler.next(&mut logits, &history).map_err(|e| session.non_finite(e))?;
+        let id = sampler
+            .next(&mut logits, &history)
+            .map_err(|e| session.non_finite(e))?;
         last = Instant::now();
         out.first_token.get_or_insert(last);
         out.ids.push(id);
@@ -133,7 +145,9 @@ pub fn generate(
         if out.ids.len() == most {
             break;
         }
-        fed = session.feed(&[id], out.ids.len() + 1 < most).map(<[f32]>::to_vec);
+        fed = session
+            .feed(&[id], out.ids.len() + 1 < most)
+            .map(<[f32]>::to_vec);
     }
     if out.stop_reason != StopReason::Stop {
         let passed = filter.push(&decoder.finish());

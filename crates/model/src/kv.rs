@@ -81,7 +81,8 @@ impl KvCache {
                 ))
             })
         };
-        let (key_bytes, value_bytes) = (row(config.key_len, "key")?, row(config.value_len, "value")?);
+        let (key_bytes, value_bytes) =
+            (row(config.key_len, "key")?, row(config.value_len, "value")?);
         let layers = config
             .kv_heads
             .iter()
@@ -95,14 +96,22 @@ impl KvCache {
                 pages: Vec::new(),
             })
             .collect();
-        Ok(Self { format: format.format(), key_len: config.key_len, value_len: config.value_len, layers })
+        Ok(Self {
+            format: format.format(),
+            key_len: config.key_len,
+            value_len: config.value_len,
+            layers,
+        })
     }
 
     /// Bytes that `positions` positions take.
     pub fn bytes_for(&self, positions: usize) -> usize {
         let row = |len| self.format.row_bytes(len).expect("checked in new");
         let per_head = row(self.key_len) + row(self.value_len);
-        self.layers.iter().map(|l| l.kv_heads * per_head * positions.next_multiple_of(PAGE)).sum()
+        self.layers
+            .iter()
+            .map(|l| l.kv_heads * per_head * positions.next_multiple_of(PAGE))
+            .sum()
     }
 
     /// The part of one layer.
@@ -116,7 +125,11 @@ impl LayerKv {
     /// from `first` on, taking new pages as needed.
     pub fn store(&mut self, first: usize, keys: &[f32], values: &[f32]) {
         let (key_row, value_row) = (self.kv_heads * self.key_len, self.kv_heads * self.value_len);
-        for (i, (k, v)) in keys.chunks_exact(key_row).zip(values.chunks_exact(value_row)).enumerate() {
+        for (i, (k, v)) in keys
+            .chunks_exact(key_row)
+            .zip(values.chunks_exact(value_row))
+            .enumerate()
+        {
             let (page, slot) = ((first + i) / PAGE, (first + i) % PAGE);
             while self.pages.len() <= page {
                 // Zeroed memory of this size comes untouched from the system: only rows that are used count.
@@ -124,24 +137,57 @@ impl LayerKv {
             }
             for head in 0..self.kv_heads {
                 let at = self.key_at(head) + slot * self.key_bytes;
-                quantise(self.format, &k[head * self.key_len..][..self.key_len], &mut self.pages[page][at..at + self.key_bytes]);
+                quantise(
+                    self.format,
+                    &k[head * self.key_len..][..self.key_len],
+                    &mut self.pages[page][at..at + self.key_bytes],
+                );
                 let at = self.value_at(head) + slot * self.value_bytes;
-                quantise(self.format, &v[head * self.value_len..][..self.value_len], &mut self.pages[page][at..at + self.value_bytes]);
+                quantise(
+                    self.format,
+                    &v[head * self.value_len..][..self.value_len],
+                    &mut self.pages[page][at..at + self.value_bytes],
+                );
             }
         }
     }
 
     /// Keys of `head` for the first `count` positions of `page`, decoded to `out` (count × key size).
     pub fn keys(&self, isa: Isa, page: usize, head: usize, count: usize, out: &mut [f32]) {
-        self.decode(isa, page, self.key_at(head), self.key_bytes, self.key_len, count, out);
+        self.decode(
+            isa,
+            page,
+            self.key_at(head),
+            self.key_bytes,
+            self.key_len,
+            count,
+            out,
+        );
     }
 
     /// Values of `head` for the first `count` positions of `page`, decoded to `out` (count × value size).
     pub fn values(&self, isa: Isa, page: usize, head: usize, count: usize, out: &mut [f32]) {
-        self.decode(isa, page, self.value_at(head), self.value_bytes, self.value_len, count, out);
+        self.decode(
+            isa,
+            page,
+            self.value_at(head),
+            self.value_bytes,
+            self.value_len,
+            count,
+            out,
+        );
     }
 
-    fn decode(&self, isa: Isa, page: usize, at: usize, row_bytes: usize, len: usize, count: usize, out: &mut [f32]) {
+    fn decode(
+        &self,
+        isa: Isa,
+        page: usize,
+        at: usize,
+        row_bytes: usize,
+        len: usize,
+        count: usize,
+        out: &mut [f32],
+    ) {
         let bytes = &self.pages[page][at..at + count * row_bytes];
         let rows = QuantRows::new(self.format, len, bytes).expect("whole rows of a checked length");
         dequantise(isa, rows, &mut out[..count * len]);

@@ -83,7 +83,10 @@ pub struct Chunk {
 impl Chunk {
     /// The bands of this chunk as ranges of the matrix's rows.
     pub fn bands(&self) -> impl Iterator<Item = Range<usize>> + '_ {
-        self.rows.clone().step_by(self.band_rows).map(|r| r..(r + self.band_rows).min(self.rows.end))
+        self.rows
+            .clone()
+            .step_by(self.band_rows)
+            .map(|r| r..(r + self.band_rows).min(self.rows.end))
     }
 }
 
@@ -117,22 +120,39 @@ pub struct Plan {
 
 impl Plan {
     /// Cuts the groups of each kind of pass (as recorded) into chunks. `head` is the output projection.
-    pub fn new(passes: &[Vec<Vec<WeightId>>], table: &Table, head: WeightId, cut: &Cut, residency: Residency) -> Self {
-        let mut plan = Self { chunks: Vec::new(), passes: Vec::new(), resident: Vec::new() };
+    pub fn new(
+        passes: &[Vec<Vec<WeightId>>],
+        table: &Table,
+        head: WeightId,
+        cut: &Cut,
+        residency: Residency,
+    ) -> Self {
+        let mut plan = Self {
+            chunks: Vec::new(),
+            passes: Vec::new(),
+            resident: Vec::new(),
+        };
         let mut cut_before: HashMap<WeightId, Range<u32>> = HashMap::new();
         for groups in passes {
             let mut pass = PassPlan::default();
             for weights in groups {
                 let start = pass.steps.len();
-                let bytes: usize = weights.iter().map(|w| table.get(*w).row_bytes * table.get(*w).rows).sum();
-                let band_bytes = (bytes / (cut.workers * BANDS_PER_WORKER)).clamp(SMALLEST_BAND, LARGEST_BAND);
+                let bytes: usize = weights
+                    .iter()
+                    .map(|w| table.get(*w).row_bytes * table.get(*w).rows)
+                    .sum();
+                let band_bytes =
+                    (bytes / (cut.workers * BANDS_PER_WORKER)).clamp(SMALLEST_BAND, LARGEST_BAND);
                 for &weight in weights {
-                    let chunks = cut_before
-                        .entry(weight)
-                        .or_insert_with(|| plan.add_chunks(weight, table, weight == head, band_bytes, cut, residency));
+                    let chunks = cut_before.entry(weight).or_insert_with(|| {
+                        plan.add_chunks(weight, table, weight == head, band_bytes, cut, residency)
+                    });
                     pass.steps.extend(chunks.clone());
                 }
-                pass.groups.push(Group { weights: weights.clone(), steps: start..pass.steps.len() });
+                pass.groups.push(Group {
+                    weights: weights.clone(),
+                    steps: start..pass.steps.len(),
+                });
             }
             plan.passes.push(pass);
         }
@@ -161,8 +181,16 @@ impl Plan {
         let first = self.chunks.len() as u32;
         for start in (0..matrix.rows).step_by(rows) {
             let rows = start..(start + rows).min(matrix.rows);
-            self.chunks.push(Chunk { weight, rows, band_rows });
-            self.resident.push(if is_head { residency.head } else { residency.layers });
+            self.chunks.push(Chunk {
+                weight,
+                rows,
+                band_rows,
+            });
+            self.resident.push(if is_head {
+                residency.head
+            } else {
+                residency.layers
+            });
         }
         first..self.chunks.len() as u32
     }
@@ -189,5 +217,9 @@ impl Plan {
 
 /// `rows`, at least one, and a multiple of [`ROW_GROUP`] when there are that many.
 fn whole_groups(rows: usize) -> usize {
-    if rows >= ROW_GROUP { rows - rows % ROW_GROUP } else { rows.max(1) }
+    if rows >= ROW_GROUP {
+        rows - rows % ROW_GROUP
+    } else {
+        rows.max(1)
+    }
 }

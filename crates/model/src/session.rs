@@ -7,8 +7,9 @@ use sluice_loader::Stream;
 
 use crate::digest::Digest;
 use crate::error::{Error, Result};
-use crate::forward::{Logits, Pass};
 use crate::kv::KvCache;
+use crate::layers::Pass;
+use crate::layers::output::Logits;
 use crate::memory::{self, ProcessMemory};
 use crate::model::Model;
 use crate::options::{DEFAULT_CHUNK_BYTES, Options, Placement};
@@ -98,13 +99,20 @@ impl<'m> Session<'m> {
                 return Err(Error::Usage(format!("{flag} 0: wanted at least 1")));
             }
         }
-        let team = Arc::new(Team::new(options.threads.unwrap_or_else(Team::default_workers))?);
+        let team = Arc::new(Team::new(
+            options.threads.unwrap_or_else(Team::default_workers),
+        )?);
         let mut notes = Vec::new();
         let residency = residency(model, options, &mut notes);
         let all_resident = residency.layers && residency.head;
         let opened = sluice_loader::open(
             &model.paths,
-            &sluice_loader::Options { backend: options.backend, direct: options.direct, depth: None, all_resident },
+            &sluice_loader::Options {
+                backend: options.backend,
+                direct: options.direct,
+                depth: None,
+                all_resident,
+            },
         )?;
         notes.extend(opened.notes);
         let cut = Cut {
@@ -114,7 +122,13 @@ impl<'m> Session<'m> {
             chunk_is_band: opened.backend.depth() == 0,
         };
         let llama = &model.llama;
-        let plan = Plan::new(&llama.record(model.isa)?, &model.table, llama.output.head.weight, &cut, residency);
+        let plan = Plan::new(
+            &llama.record(model.isa)?,
+            &model.table,
+            llama.output.head.weight,
+            &cut,
+            residency,
+        );
         let stream = Stream::new(opened.backend, plan.schedule(&model.table)?, team.workers())?;
         let kv = KvCache::new(&llama.config, options.kv)?;
         notes.push(format!(
@@ -124,12 +138,20 @@ impl<'m> Session<'m> {
             options.context
         ));
         let batch = options.prompt_batch.unwrap_or_else(|| {
-            (ACTIVATION_BYTES / State::bytes_per_token(&llama.config)).clamp(*BATCH.start(), *BATCH.end())
+            (ACTIVATION_BYTES / State::bytes_per_token(&llama.config))
+                .clamp(*BATCH.start(), *BATCH.end())
         });
         let cancel = Arc::clone(&options.cancel);
         Ok(Self {
             model,
-            weights: StreamedWeights::new(&model.table, plan, stream, Arc::clone(&team), model.isa, cancel),
+            weights: StreamedWeights::new(
+                &model.table,
+                plan,
+                stream,
+                Arc::clone(&team),
+                model.isa,
+                cancel,
+            ),
             team,
             kv,
             state: State::new(),
@@ -173,9 +195,23 @@ impl<'m> Session<'m> {
         self.check(tokens)?;
         let batches = tokens.chunks(self.batch).count();
         for (i, batch) in tokens.chunks(self.batch).enumerate() {
-            let kind = |i: usize| if i + 1 < batches { PassKind::WithoutHead } else { PassKind::WithHead };
-            let next = if i + 1 < batches { Some(kind(i + 1)) } else { more.then_some(PassKind::WithHead) };
-            let wanted = if i + 1 < batches { Logits::None } else { Logits::Last };
+            let kind = |i: usize| {
+                if i + 1 < batches {
+                    PassKind::WithoutHead
+                } else {
+                    PassKind::WithHead
+                }
+            };
+            let next = if i + 1 < batches {
+                Some(kind(i + 1))
+            } else {
+                more.then_some(PassKind::WithHead)
+            };
+            let wanted = if i + 1 < batches {
+                Logits::None
+            } else {
+                Logits::Last
+            };
             self.pass(batch, kind(i), next, wanted)?;
         }
         Ok(&self.state.logits)
@@ -185,7 +221,11 @@ impl<'m> Session<'m> {
     ///
     /// # Errors
     /// As [`Session::feed`].
-    pub fn feed_each(&mut self, tokens: &[u32], mut visit: impl FnMut(usize, &[f32])) -> Result<()> {
+    pub fn feed_each(
+        &mut self,
+        tokens: &[u32],
+        mut visit: impl FnMut(usize, &[f32]),
+    ) -> Result<()> {
         self.check(tokens)?;
         let rows = self.model.llama.output.rows;
         // All logits of a batch lie in memory twice (turned and not): no more than the activations may take.
@@ -205,10 +245,14 @@ impl<'m> Session<'m> {
     fn check(&self, tokens: &[u32]) -> Result<()> {
         let rows = self.model.llama.output.rows;
         if let Some(id) = tokens.iter().find(|id| **id as usize >= rows) {
-            return Err(Error::Usage(format!("token id {id} is outside of the vocabulary of {rows}")));
+            return Err(Error::Usage(format!(
+                "token id {id} is outside of the vocabulary of {rows}"
+            )));
         }
         if tokens.is_empty() {
-            return Err(Error::Usage("there are no tokens to feed: the prompt is empty".into()));
+            return Err(Error::Usage(
+                "there are no tokens to feed: the prompt is empty".into(),
+            ));
         }
         let wanted = self.position + tokens.len();
         if wanted > self.context {
@@ -222,7 +266,13 @@ impl<'m> Session<'m> {
         Ok(())
     }
 
-    fn pass(&mut self, tokens: &[u32], kind: PassKind, next: Option<PassKind>, wanted: Logits) -> Result<()> {
+    fn pass(
+        &mut self,
+        tokens: &[u32],
+        kind: PassKind,
+        next: Option<PassKind>,
+        wanted: Logits,
+    ) -> Result<()> {
         let team = Arc::clone(&self.team);
         let result = team.enter(|| self.pass_on_team(tokens, kind, next, wanted));
         if result.is_err() {
@@ -236,7 +286,13 @@ impl<'m> Session<'m> {
         result
     }
 
-    fn pass_on_team(&mut self, tokens: &[u32], kind: PassKind, next: Option<PassKind>, wanted: Logits) -> Result<()> {
+    fn pass_on_team(
+        &mut self,
+        tokens: &[u32],
+        kind: PassKind,
+        next: Option<PassKind>,
+        wanted: Logits,
+    ) -> Result<()> {
         self.weights.begin(kind, next)?;
         self.passes += 1;
         self.embed(tokens)?;
@@ -258,7 +314,12 @@ impl<'m> Session<'m> {
             for (t, row) in self.state.logits.chunks_exact(rows).enumerate() {
                 if let Some(id) = row.iter().position(|v| !v.is_finite()) {
                     let path = self.model.path().to_owned();
-                    return Err(Error::NonFinite { path, position: first + t, id, value: row[id] });
+                    return Err(Error::NonFinite {
+                        path,
+                        position: first + t,
+                        id,
+                        value: row[id],
+                    });
                 }
                 self.digest.add(row);
             }
@@ -274,7 +335,8 @@ impl<'m> Session<'m> {
         let mut bytes = vec![0; matrix.row_bytes];
         for (id, x) in tokens.iter().zip(x.chunks_exact_mut(matrix.cols)) {
             let row = *id as usize;
-            self.weights.read(matrix.bytes_of(row..row + 1), &mut bytes)?;
+            self.weights
+                .read(matrix.bytes_of(row..row + 1), &mut bytes)?;
             let row = QuantRows::new(matrix.format, matrix.cols, &bytes).expect("one whole row");
             dequantise(self.model.isa, row, x);
         }
@@ -284,7 +346,12 @@ impl<'m> Session<'m> {
     /// The error for logits that the sampler could not choose from.
     pub(crate) fn non_finite(&self, found: NonFinite) -> Error {
         let position = self.position.saturating_sub(1);
-        Error::NonFinite { path: self.model.path().to_owned(), position, id: found.id, value: found.value }
+        Error::NonFinite {
+            path: self.model.path().to_owned(),
+            position,
+            id: found.id,
+            value: found.value,
+        }
     }
 
     /// What was read and used so far.
@@ -315,9 +382,17 @@ fn residency(model: &Model, options: &Options, notes: &mut Vec<String>) -> Resid
     // Where the kernel does not say what is available, streaming is the choice that always works.
     let fits = available.is_some_and(|a| needed <= a);
     if options.layers == Placement::Auto || options.head == Placement::Auto {
-        let verdict = if fits { "weights stay in memory" } else { "weights are streamed" };
+        let verdict = if fits {
+            "weights stay in memory"
+        } else {
+            "weights are streamed"
+        };
         notes.push(match available {
-            Some(a) => format!("{verdict}: about {} MB needed, {} MB available", needed / 1_000_000, a / 1_000_000),
+            Some(a) => format!(
+                "{verdict}: about {} MB needed, {} MB available",
+                needed / 1_000_000,
+                a / 1_000_000
+            ),
             None => format!("{verdict}: the system does not say how much memory is available"),
         });
     }
@@ -326,5 +401,8 @@ fn residency(model: &Model, options: &Options, notes: &mut Vec<String>) -> Resid
         Placement::Resident => true,
         Placement::Stream => false,
     };
-    Residency { layers: stays(options.layers), head: stays(options.head) }
+    Residency {
+        layers: stays(options.layers),
+        head: stays(options.head),
+    }
 }

@@ -50,9 +50,25 @@ pub struct StreamedWeights<'m> {
 
 impl<'m> StreamedWeights<'m> {
     /// Weights of `table` in the order of `plan`, through `stream`, multiplied by `team`.
-    pub fn new(table: &'m Table, plan: Plan, stream: Stream, team: Arc<Team>, isa: Isa, cancel: Arc<AtomicBool>) -> Self {
+    pub fn new(
+        table: &'m Table,
+        plan: Plan,
+        stream: Stream,
+        team: Arc<Team>,
+        isa: Isa,
+        cancel: Arc<AtomicBool>,
+    ) -> Self {
         let announced = VecDeque::new();
-        Self { table, plan, stream, team, isa, cancel, announced, now: (PassKind::WithHead, 0, usize::MAX) }
+        Self {
+            table,
+            plan,
+            stream,
+            team,
+            isa,
+            cancel,
+            announced,
+            now: (PassKind::WithHead, 0, usize::MAX),
+        }
     }
 
     /// Begins a pass of `kind`; `next` is the one after it, if it is known that there will be one, so that its
@@ -117,14 +133,22 @@ impl Weights for StreamedWeights<'_> {
         let (kind, start, index) = self.now;
         let pass = &self.plan.passes[kind.index()];
         let planned = &pass.groups[index];
-        assert_eq!(planned.weights, group, "a pass asks for the same groups every time");
+        assert_eq!(
+            planned.weights, group,
+            "a pass asks for the same groups every time"
+        );
         self.now.2 += 1;
         for id in group {
             x.prepare(self.isa, self.table.get(*id).format);
         }
 
         let x = &*x;
-        let chunks = planned.steps.clone().map(|step| (start + step as u64, &self.plan.chunks[pass.steps[step] as usize]));
+        let chunks = planned.steps.clone().map(|step| {
+            (
+                start + step as u64,
+                &self.plan.chunks[pass.steps[step] as usize],
+            )
+        });
         let tasks = Mutex::new(tasks(chunks, group, ys, x.tokens()));
         let failure = Mutex::new(None);
         self.team.run(|_| {
@@ -167,10 +191,20 @@ fn tasks<'a, 'y: 'a>(
     chunks
         .flat_map(|(position, chunk)| chunk.bands().map(move |rows| (position, chunk, rows)))
         .map(move |(position, chunk, rows)| {
-            let which = group.iter().position(|w| *w == chunk.weight).expect("a chunk of this group");
-            let y = left[which].split_off_mut(..rows.len() * tokens).expect("results for every row");
+            let which = group
+                .iter()
+                .position(|w| *w == chunk.weight)
+                .expect("a chunk of this group");
+            let y = left[which]
+                .split_off_mut(..rows.len() * tokens)
+                .expect("results for every row");
             let rows = rows.start - chunk.rows.start..rows.end - chunk.rows.start;
-            Task { position, weight: chunk.weight, rows, y }
+            Task {
+                position,
+                weight: chunk.weight,
+                rows,
+                y,
+            }
         })
 }
 

@@ -30,26 +30,50 @@ const LARGEST: f64 = 4.5;
 fn every_format_gives_the_exact_logits_within_its_bound() {
     let text = std::fs::read_to_string(data("oracle_formats.json")).expect("oracle values");
     let golden: Value = serde_json::from_str(&text).expect("JSON");
-    let numbers = |v: &Value| v.as_array().expect("an array").iter().map(|n| n.as_f64().expect("a number")).collect::<Vec<_>>();
+    let numbers = |v: &Value| {
+        v.as_array()
+            .expect("an array")
+            .iter()
+            .map(|n| n.as_f64().expect("a number"))
+            .collect::<Vec<_>>()
+    };
     let ids: Vec<u32> = numbers(&golden["ids"]).iter().map(|v| *v as u32).collect();
-    let positions: Vec<usize> = numbers(&golden["positions"]).iter().map(|v| *v as usize).collect();
+    let positions: Vec<usize> = numbers(&golden["positions"])
+        .iter()
+        .map(|v| *v as usize)
+        .collect();
     let formats = golden["logits"].as_object().expect("logits by format");
-    assert_eq!(formats.len(), sluice_model::supported_formats().len(), "a format without exact values");
+    assert_eq!(
+        formats.len(),
+        sluice_model::supported_formats().len(),
+        "a format without exact values"
+    );
     for (name, exact) in formats {
         let format = TensorType::from_name(name).expect("a tensor type");
-        let exact: Vec<Vec<f64>> = exact.as_array().expect("rows").iter().map(numbers).collect();
+        let exact: Vec<Vec<f64>> = exact
+            .as_array()
+            .expect("rows")
+            .iter()
+            .map(numbers)
+            .collect();
         let (_dir, path) = write(&Spec::tiny(format));
         for isa in Isa::available() {
             let model = Model::open_with(&path, isa).expect("a tiny model");
             // An f32 cache: the exact program rounds nothing there either.
-            let options = Options { kv: KvFormat::F32, ..Options::new(ids.len()) };
+            let options = Options {
+                kv: KvFormat::F32,
+                ..Options::new(ids.len())
+            };
             let mut session = Session::open(&model, &options).expect("a session");
             let (mut worst, mut squares, mut count) = (0f64, 0f64, 0);
             session
                 .feed_each(&ids, |position, row| {
-                    let Some(i) = positions.iter().position(|p| *p == position) else { return };
+                    let Some(i) = positions.iter().position(|p| *p == position) else {
+                        return;
+                    };
                     assert_eq!(row.len(), exact[i].len());
-                    let rms = (exact[i].iter().map(|v| v * v).sum::<f64>() / row.len() as f64).sqrt();
+                    let rms =
+                        (exact[i].iter().map(|v| v * v).sum::<f64>() / row.len() as f64).sqrt();
                     for (found, exact) in row.iter().zip(&exact[i]) {
                         let difference = (f64::from(*found) - exact) / rms;
                         worst = worst.max(difference.abs());
@@ -64,7 +88,11 @@ fn every_format_gives_the_exact_logits_within_its_bound() {
                 "{name:5} on {}: largest difference {worst:.2e}, root mean square {mean:.2e} of the logits' own",
                 isa.name()
             );
-            assert!(mean < bound(format) && worst < LARGEST * bound(format), "{name} on {}", isa.name());
+            assert!(
+                mean < bound(format) && worst < LARGEST * bound(format),
+                "{name} on {}",
+                isa.name()
+            );
         }
     }
 }

@@ -15,7 +15,12 @@ const CLEAR_GAP: f64 = 0.5;
 const PERPLEXITY_SHARE: f64 = 0.003;
 
 fn ids(value: &Value) -> Vec<u32> {
-    value.as_array().expect("an array").iter().map(|v| v.as_u64().expect("an id") as u32).collect()
+    value
+        .as_array()
+        .expect("an array")
+        .iter()
+        .map(|v| v.as_u64().expect("an id") as u32)
+        .collect()
 }
 
 #[test]
@@ -23,23 +28,35 @@ fn choices_follow_the_exact_logits() {
     let Some(path) = smollm2() else { return };
     let model = Model::open(&path).expect("the real model");
     let text = std::fs::read_to_string(data("smollm2-135m-q4_1.jsonl")).expect("golden values");
-    let (mut worst, mut squares, mut count, mut choices, mut smallest_flip) = (0f64, 0f64, 0usize, 0usize, f64::MAX);
+    let (mut worst, mut squares, mut count, mut choices, mut smallest_flip) =
+        (0f64, 0f64, 0usize, 0usize, f64::MAX);
     let mut flips = 0;
     for line in text.lines() {
         let golden: Value = serde_json::from_str(line).expect("a line of JSON");
         let prompt = ids(&golden["ids"]);
         let greedy = ids(&golden["greedy"]);
         let top5 = golden["top5"].as_array().expect("top five of each step");
-        let fed: Vec<u32> = prompt.iter().chain(&greedy[..greedy.len() - 1]).copied().collect();
+        let fed: Vec<u32> = prompt
+            .iter()
+            .chain(&greedy[..greedy.len() - 1])
+            .copied()
+            .collect();
         let mut session = Session::open(&model, &Options::new(fed.len())).expect("a session");
         session
             .feed_each(&fed, |position, row| {
-                let Some(step) = (position + 1).checked_sub(prompt.len()) else { return };
+                let Some(step) = (position + 1).checked_sub(prompt.len()) else {
+                    return;
+                };
                 let exact: Vec<(usize, f64)> = top5[step]
                     .as_array()
                     .expect("five pairs")
                     .iter()
-                    .map(|p| (p[0].as_u64().expect("an id") as usize, p[1].as_f64().expect("a logit")))
+                    .map(|p| {
+                        (
+                            p[0].as_u64().expect("an id") as usize,
+                            p[1].as_f64().expect("a logit"),
+                        )
+                    })
                     .collect();
                 for (id, logit) in &exact {
                     let difference = f64::from(row[*id]) - logit;
@@ -47,13 +64,20 @@ fn choices_follow_the_exact_logits() {
                     squares += difference * difference;
                     count += 1;
                 }
-                let choice = (0..row.len()).rev().max_by(|a, b| row[*a].total_cmp(&row[*b])).expect("logits");
+                let choice = (0..row.len())
+                    .rev()
+                    .max_by(|a, b| row[*a].total_cmp(&row[*b]))
+                    .expect("logits");
                 let gap = exact[0].1 - exact[1].1;
                 choices += 1;
                 if choice != exact[0].0 {
                     flips += 1;
                     smallest_flip = smallest_flip.min(gap);
-                    assert!(gap < CLEAR_GAP, "{}: step {step} chose {choice}, exact {exact:?}", golden["prompt"]);
+                    assert!(
+                        gap < CLEAR_GAP,
+                        "{}: step {step} chose {choice}, exact {exact:?}",
+                        golden["prompt"]
+                    );
                 }
             })
             .expect("logits");
@@ -86,6 +110,12 @@ fn perplexity_is_that_of_the_exact_model() {
         })
         .expect("logits");
     let found = (nll / (tokens.len() - 1) as f64).exp();
-    println!("perplexity {found:.4}, exact {exact:.4}, {:+.3} %", (found / exact - 1.0) * 100.0);
-    assert!((found / exact - 1.0).abs() < PERPLEXITY_SHARE, "perplexity {found}, exact {exact}");
+    println!(
+        "perplexity {found:.4}, exact {exact:.4}, {:+.3} %",
+        (found / exact - 1.0) * 100.0
+    );
+    assert!(
+        (found / exact - 1.0).abs() < PERPLEXITY_SHARE,
+        "perplexity {found}, exact {exact}"
+    );
 }

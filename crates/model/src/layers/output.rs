@@ -3,10 +3,20 @@
 use sluice_kernels::vector::rms_norm;
 
 use crate::error::Result;
-use crate::forward::{Logits, Pass};
-use crate::layers::Linear;
+use crate::layers::{Linear, Pass};
 use crate::state::{add_bias, sized, to_token_major};
 use crate::weights::Weights;
+
+/// Whose logits a pass is to leave in the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// Nobody's: the pass has no head.
+    None,
+    /// The last token's.
+    Last,
+    /// Every token's.
+    All,
+}
 
 /// Weights of the output projection. A tied model names its embedding table here; it is a matrix like any other.
 #[derive(Clone, Debug)]
@@ -30,15 +40,23 @@ impl Output {
             Logits::All => 0,
         };
         let tokens = pass.tokens - first;
-        rms_norm(pass.isa, &s.x[first * dim..], &self.norm, pass.config.eps, sized(&mut s.normed, tokens * dim));
+        rms_norm(
+            pass.isa,
+            &s.x[first * dim..],
+            &self.norm,
+            pass.config.eps,
+            sized(&mut s.normed, tokens * dim),
+        );
         s.acts.fill(&s.normed, dim);
         let logits = sized(&mut s.logits, self.rows * tokens);
         if tokens <= 1 {
-            pass.weights.matmul(&[self.head.weight], &mut s.acts, &mut [logits])?;
+            pass.weights
+                .matmul(&[self.head.weight], &mut s.acts, &mut [logits])?;
             add_bias(logits, self.head.bias.as_deref(), tokens);
         } else {
             let y = sized(&mut s.y[0], self.rows * tokens);
-            pass.weights.matmul(&[self.head.weight], &mut s.acts, &mut [y])?;
+            pass.weights
+                .matmul(&[self.head.weight], &mut s.acts, &mut [y])?;
             add_bias(y, self.head.bias.as_deref(), tokens);
             to_token_major(y, tokens, logits);
         }

@@ -18,7 +18,7 @@ spec.loader.exec_module(oracle)
 out = {'ids': IDS, 'positions': POSITIONS, 'logits': {}}
 for name in FORMATS:
     with tempfile.NamedTemporaryFile(suffix='.gguf') as f:
-        subprocess.run(['cargo', 'run', '-q', '-p', 'sluice-fixtures', '--example', 'tiny', '--', name, f.name], check=True)
+        subprocess.run(['cargo', 'xtask', 'synth', name, f.name], check=True)
         logits = oracle.Model(f.name, oracle.np.float64).forward(IDS)
     out['logits'][name] = [[round(float(v), 5) for v in logits[p]] for p in POSITIONS]
 json.dump(out, sys.stdout, separators=(',', ':'))
