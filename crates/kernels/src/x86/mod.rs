@@ -7,6 +7,8 @@ use crate::isa::Portable;
 use crate::rows::QuantRows;
 
 mod avx2;
+#[cfg(all(test, target_os = "linux"))]
+mod tests;
 
 /// Proof that this CPU has AVX2, FMA and F16C, and that the system saves the wide registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
