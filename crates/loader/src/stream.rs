@@ -42,7 +42,6 @@ struct State {
     free: Vec<Slot>,
     residents: BTreeMap<u32, Place>, // by step; none until first met
     in_flight: usize,                // tickets that nobody has waited for yet
-    submitting: bool,                // some worker is at it, and will look again before it leaves
     broken: Option<Error>,           // given to everybody until the stream is rewound
     traffic: Traffic,
     waited: Duration,
@@ -269,30 +268,25 @@ impl Stream {
         self.schedule.streamed_bytes(kind)
     }
 
-    /// Submits positions in order while there are slots. Only one worker does it at a time, which keeps the order, and
-    /// without the lock, since a submission may copy a whole chunk that is in the page cache.
+    /// Submits positions in order while there are slots, without the lock: a submission may copy a whole chunk that is in
+    /// the page cache, and meanwhile the others go on.
     fn submit<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        if state.submitting {
-            return state;
-        }
-        state.submitting = true;
         loop {
-            let (position, step, slot, range) = match self.next(&mut state) {
-                Ok(Some(next)) => next,
-                Ok(None) => break,
+            match self.next(&mut state) {
+                Ok(Some((position, step, slot, range))) => {
+                    drop(state);
+                    let ticket = self.backend.submit(slot, range);
+                    state = lock(&self.state);
+                    *state.place(position, step) = Place::Submitted(ticket);
+                    self.changed.notify_all();
+                }
+                Ok(None) => return state,
                 Err(error) => {
                     self.break_off(&mut state, error);
-                    break;
+                    return state;
                 }
-            };
-            drop(state);
-            let ticket = self.backend.submit(slot, range);
-            state = lock(&self.state);
-            *state.place(position, step) = Place::Submitted(ticket);
-            self.changed.notify_all();
+            }
         }
-        state.submitting = false;
-        state
     }
 
     /// The next position to submit, entered into the window; `None` when there is nothing to do or no room.
@@ -402,7 +396,6 @@ impl Stream {
         state.passes.clear();
         state.base = state.end;
         state.in_flight = 0;
-        state.submitting = false;
     }
 }
 

@@ -97,9 +97,14 @@ fn dealt(
             other.join().unwrap();
         }
         assert_eq!(stream.stats().passes, kinds.len() as u64);
+        let streamed = if residents.len() < count as usize {
+            workers + depth
+        } else {
+            0
+        };
         assert_eq!(
             memory.slots_made() as usize,
-            workers + depth + residents.len(),
+            streamed + residents.len(),
             "none was lost"
         );
     });
@@ -128,6 +133,12 @@ fn two_eager_workers_take_turns() {
 #[test]
 fn two_workers_and_a_resident_shared_across_passes() {
     dealt(0, 2, 2, 1, &[0], &[0, 0]);
+}
+
+/// Residents that are there need no slot: what holds a worker back then is the length of the window.
+#[test]
+fn two_workers_and_nothing_but_residents() {
+    dealt(0, 2, 2, 1, &[0, 1], &[0, 0]);
 }
 
 #[test]

@@ -233,6 +233,9 @@ proptest! {
             }
             memory.set_faults(Faults::default());
             let made = memory.slots_made();
+            if plan.steps.iter().all(|step| !step.resident) {
+                prop_assert_eq!(made, plan.slots());
+            }
             for end in plan.walk(&stream) {
                 prop_assert!(end.is_ok(), "{:?}", end);
             }
@@ -351,6 +354,35 @@ fn the_memory_of_a_leaked_loan_is_never_lent_again() {
         assert_ne!(stream.loan(position).unwrap().as_ptr(), address);
     }
     assert_eq!(memory.slots_made(), 3, "one for the leaked");
+}
+
+#[test]
+fn residents_do_not_all_fly_at_once() {
+    let memory = Arc::new(Memory::new(vec![expected(range(0, 0, LENGTH as usize))]).eager(3));
+    let step = |i: u32| Step {
+        range: range(0, u64::from(i) * 10, 10),
+        loans: 1,
+        resident: true,
+    };
+    let schedule = Schedule::new((0..20).map(step).collect(), vec![(0..20).collect()]).unwrap();
+    let stream = Stream::new(memory.clone(), schedule, 2).unwrap();
+    let first = stream.announce(0);
+    assert_eq!(
+        memory.slots_made(),
+        5,
+        "as many as there are workers and reads ahead"
+    );
+    let held = stream.loan(first).unwrap();
+    assert_eq!(
+        memory.slots_made(),
+        6,
+        "one has landed, one more was sent off"
+    );
+    drop(held);
+    for position in first + 1..first + 20 {
+        drop(stream.loan(position).unwrap());
+    }
+    assert_eq!(memory.slots_made(), 20);
 }
 
 #[test]
