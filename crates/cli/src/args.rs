@@ -4,11 +4,24 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use sluice_model::{BackendChoice, DEFAULT_HEAD_ROWS, Direct, KvFormat, Options, Placement, SamplerOptions};
+use sluice_model::{
+    BackendChoice, DEFAULT_HEAD_ROWS, Direct, KvFormat, Options, Placement, SamplerOptions,
+};
+
+/// Shown after the help of `sluice`: what a newcomer types first.
+const EXAMPLES: &str = "\
+Examples:
+  sluice run model.gguf -p \"The capital of France is\" -n 32
+  sluice run model.gguf -f prompt.txt --layers stream --lm-head stream --verbose
+  echo \"Once upon a time\" | sluice run model.gguf --temp 0.8 --seed 7 --json
+  sluice inspect model.gguf --tensors
+
+stdout carries the text or one JSON document, stderr everything else.
+Exit codes: 0 done, 1 the file or the machine is at fault, 2 the command line is, 130 interrupted.";
 
 /// Run Llama-family language models from GGUF files in a chosen fraction of their memory.
 #[derive(Debug, Parser)]
-#[command(name = "sluice", version, max_term_width = 100)]
+#[command(name = "sluice", version, max_term_width = 100, after_help = EXAMPLES)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -54,10 +67,10 @@ pub struct Run {
     #[command(flatten)]
     pub session: Session,
     /// Print one JSON document instead of the text
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub json: bool,
     /// Say on stderr what was decided and how it went
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub verbose: bool,
 }
 
@@ -65,38 +78,66 @@ pub struct Run {
 /// newline at the end included.
 #[derive(Debug, Args)]
 pub struct Prompt {
-    /// The prompt itself
-    #[arg(short = 'p', long = "prompt", value_name = "TEXT", conflicts_with = "file", allow_hyphen_values = true)]
+    /// The prompt itself; without -p and -f it is read from standard input
+    #[arg(
+        short = 'p',
+        long = "prompt",
+        value_name = "TEXT",
+        conflicts_with = "file",
+        allow_hyphen_values = true
+    )]
     pub text: Option<OsString>,
-    /// A file with the prompt, byte for byte; - for standard input
+    /// A file with the prompt, taken byte for byte, newlines included; - for standard input
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     pub file: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Choosing tokens")]
 pub struct Sampling {
     /// Temperature; 0 takes the likeliest token every time
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "T",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
     pub temp: f32,
     /// Choose among the K likeliest tokens; 0 for all
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub top_k: usize,
     /// Choose among the likeliest tokens that make up this probability; 1 for all
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 1.0,
+        allow_negative_numbers = true
+    )]
     pub top_p: f32,
     /// Leave out tokens less likely than this share of the likeliest; 0 for none
-    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
     pub min_p: f32,
     /// Make tokens that came before less likely; 1 for no change
-    #[arg(long, value_name = "R", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "R",
+        default_value_t = 1.0,
+        allow_negative_numbers = true
+    )]
     pub repeat_penalty: f32,
     /// Seed of the random choice; a random one is printed when it is left out
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
 }
 
-/// Memory, reading and threads: none of these changes the text.
+/// Memory, reading and threads: only --kv, which rounds, changes the numbers.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Memory, reading and threads")]
 pub struct Session {
     /// Positions in the context [default: prompt + -n, at most the model's own]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -142,7 +183,11 @@ impl Session {
             direct: self.direct.into(),
             chunk_bytes: self.chunk_bytes,
             layers: self.layers.into(),
-            head: if self.stream_lm_head { Placement::Stream } else { self.lm_head.into() },
+            head: if self.stream_lm_head {
+                Placement::Stream
+            } else {
+                self.lm_head.into()
+            },
             head_rows: self.lm_head_rows,
             prompt_batch: self.prompt_batch.0,
             kv: self.kv.into(),
@@ -204,7 +249,7 @@ pub struct Logits {
     #[command(flatten)]
     pub session: Session,
     /// Print one JSON document
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub json: bool,
 }
 
@@ -298,7 +343,11 @@ impl From<Kv> for KvFormat {
 pub struct Batch(pub Option<usize>);
 
 fn batch(text: &str) -> Result<Batch, String> {
-    if text == "auto" { Ok(Batch(None)) } else { at_least_one(text).map(|n| Batch(Some(n))) }
+    if text == "auto" {
+        Ok(Batch(None))
+    } else {
+        at_least_one(text).map(|n| Batch(Some(n)))
+    }
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -313,13 +362,17 @@ fn threads(text: &str) -> Result<usize, String> {
     const MOST: usize = 1024;
     match text.parse() {
         Ok(n) if (1..=MOST).contains(&n) => Ok(n),
-        _ => Err(format!("wanted a whole number from 1 to {MOST}; leave the flag out for automatic")),
+        _ => Err(format!(
+            "wanted a whole number from 1 to {MOST}; leave the flag out for automatic"
+        )),
     }
 }
 
 /// A size: a whole number with an optional unit, K M G (powers of 1000) or KiB MiB GiB (powers of 1024).
 fn size(text: &str) -> Result<usize, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
     let unit: u64 = match &text[digits..] {
         "" | "B" => 1,
         "K" | "KB" | "k" | "kB" => 1000,
@@ -330,7 +383,9 @@ fn size(text: &str) -> Result<usize, String> {
         "GiB" => 1 << 30,
         _ => return Err("wanted a size such as 300M (300·10^6) or 300MiB (300·2^20)".into()),
     };
-    let number: u64 = text[..digits].parse().map_err(|_| "wanted a size such as 300M or 300MiB".to_string())?;
+    let number: u64 = text[..digits]
+        .parse()
+        .map_err(|_| "wanted a size such as 300M or 300MiB".to_string())?;
     match number.checked_mul(unit).map(usize::try_from) {
         Some(Ok(n)) if n > 0 => Ok(n),
         _ => Err("wanted a size of at least 1 byte that fits into memory".into()),

@@ -9,7 +9,7 @@ use sluice_model::gguf::{Gguf, Value};
 use sluice_model::{DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS, StreamSummary};
 
 use crate::args;
-use crate::io::{Failure, print, print_json};
+use crate::io::{Failure, one_line, print, print_json};
 
 #[derive(Serialize)]
 struct Document {
@@ -74,22 +74,29 @@ fn describe(gguf: &Gguf, list_tensors: bool) -> Document {
         total.0 += 1;
         total.1 += t.len;
     }
-    let mut types: Vec<TypeTotal> =
-        totals.into_iter().map(|(name, (tensors, bytes))| TypeTotal { name, tensors, bytes }).collect();
+    let mut types: Vec<TypeTotal> = totals
+        .into_iter()
+        .map(|(name, (tensors, bytes))| TypeTotal {
+            name,
+            tensors,
+            bytes,
+        })
+        .collect();
     types.sort_by_key(|t| std::cmp::Reverse(t.bytes));
-    let (stream, not_runnable) = match StreamSummary::of(gguf, DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS) {
-        Ok(s) => {
-            let stream = Stream {
-                layer_bytes: s.layer_bytes,
-                head_bytes: s.head_bytes,
-                tied: s.tied,
-                chunks: s.chunks,
-                longest_chunk_bytes: s.longest_chunk,
-            };
-            (Some(stream), None)
-        }
-        Err(e) => (None, Some(e.to_string())),
-    };
+    let (stream, not_runnable) =
+        match StreamSummary::of(gguf, DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS) {
+            Ok(s) => {
+                let stream = Stream {
+                    layer_bytes: s.layer_bytes,
+                    head_bytes: s.head_bytes,
+                    tied: s.tied,
+                    chunks: s.chunks,
+                    longest_chunk_bytes: s.longest_chunk,
+                };
+                (Some(stream), None)
+            }
+            Err(e) => (None, Some(e.to_string())),
+        };
     let tensors = list_tensors.then(|| {
         let tensor = |t: &sluice_model::gguf::TensorInfo| Tensor {
             name: t.name.clone(),
@@ -102,7 +109,11 @@ fn describe(gguf: &Gguf, list_tensors: bool) -> Document {
         gguf.tensors().iter().map(tensor).collect()
     });
     Document {
-        files: gguf.paths().iter().map(|p| p.display().to_string()).collect(),
+        files: gguf
+            .paths()
+            .iter()
+            .map(|p| p.display().to_string())
+            .collect(),
         file_bytes: gguf.file_bytes(),
         version: gguf.version(),
         alignment: gguf.alignment(),
@@ -134,11 +145,16 @@ fn text(gguf: &Gguf, d: &Document) -> String {
     let mut line = |text: String| {
         let _ = writeln!(out, "{text}");
     };
-    let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
     for file in &d.files {
-        line(file.escape_debug().to_string());
+        line(one_line(file));
     }
-    line(format!("GGUF version {}, alignment {}, {}, {} tensors", d.version, d.alignment, mb(d.file_bytes), d.tensor_count));
+    line(format!(
+        "GGUF version {}, alignment {}, {}, {} tensors",
+        d.version,
+        d.alignment,
+        size(d.file_bytes),
+        d.tensor_count
+    ));
     line("\nmetadata".into());
     for (key, value) in gguf.keys() {
         // Templates run over pages; --json has them whole.
@@ -146,27 +162,55 @@ fn text(gguf: &Gguf, d: &Document) -> String {
         let value = value.to_string();
         let cut: String = value.chars().take(SHOWN).collect();
         let more = if cut.len() < value.len() { "…" } else { "" };
-        line(format!("  {key} = {cut}{more}"));
+        line(format!("  {} = {cut}{more}", one_line(key)));
     }
     line("\ntypes".into());
     for t in &d.types {
-        line(format!("  {:<8} {:>5} tensors {:>12}", t.name, t.tensors, mb(t.bytes)));
+        line(format!(
+            "  {:<8} {:>5} tensors {:>12}",
+            t.name,
+            t.tensors,
+            size(t.bytes)
+        ));
     }
     if let Some(tensors) = &d.tensors {
         line("\ntensors".into());
         for t in tensors {
-            line(format!("  {:<32} {:<8} {:<20} {:>12}", t.name, t.ty, format!("{:?}", t.dims), mb(t.bytes)));
+            line(format!(
+                "  {:<32} {:<8} {:<20} {:>12}",
+                one_line(&t.name),
+                t.ty,
+                format!("{:?}", t.dims),
+                size(t.bytes)
+            ));
         }
     }
     match (&d.stream, &d.not_runnable) {
         (Some(s), _) => {
             let tied = if s.tied { " (the embedding table)" } else { "" };
             line("\na pass streams".into());
-            line(format!("  layers {}, head {}{tied}", mb(s.layer_bytes), mb(s.head_bytes)));
-            line(format!("  in {} chunks of at most {}", s.chunks, mb(s.longest_chunk_bytes as u64)));
+            line(format!(
+                "  layers {}, head {}{tied}",
+                size(s.layer_bytes),
+                size(s.head_bytes)
+            ));
+            line(format!(
+                "  in {} chunks of at most {}",
+                s.chunks,
+                size(s.longest_chunk_bytes as u64)
+            ));
         }
-        (None, Some(why)) => line(format!("\ncannot be run: {why}")),
+        (None, Some(why)) => line(format!("\ncannot be run: {}", one_line(why))),
         (None, None) => {}
     }
     out
+}
+
+/// Bytes in the unit that shows them best.
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..1_000_000 => format!("{:.1} KB", bytes as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
+        _ => format!("{:.2} GB", bytes as f64 / 1e9),
+    }
 }

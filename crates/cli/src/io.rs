@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 use sluice_model::Error;
+use sluice_model::gguf::escape;
 
 /// Why a command did not end normally.
 pub enum Failure {
@@ -28,7 +29,9 @@ impl From<sluice_model::gguf::Error> for Failure {
 /// Writes `text` to stdout and flushes, so that each piece shows as it comes.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(stdout_failure)
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(stdout_failure)
 }
 
 /// Writes `document` to stdout as one line of JSON.
@@ -41,10 +44,18 @@ fn stdout_failure(error: io::Error) -> Failure {
     if error.kind() == io::ErrorKind::BrokenPipe {
         return Failure::ClosedPipe;
     }
-    Failure::Error(Error::Machine { what: "cannot write to standard output".into(), source: error })
+    Failure::Error(Error::Machine {
+        what: "cannot write to standard output".into(),
+        source: error,
+    })
 }
 
-/// Writes a line to stderr. When stderr is closed there is nobody to tell, and that is no reason to stop.
+/// `text` on one line and safe for a terminal: paths and names may hold anything.
+pub fn one_line(text: &str) -> String {
+    escape(text.as_bytes()).to_string()
+}
+
+/// Writes a line to stderr, escaped. When stderr is closed there is nobody to tell, and that is no reason to stop.
 pub fn note(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
+    let _ = writeln!(io::stderr().lock(), "{}", one_line(line));
 }

@@ -1,19 +1,14 @@
 //! The JSON documents: their keys are a contract with scripts.
 
 use serde::Serialize;
-use sluice_model::{Error, Report};
+use sluice_model::Report;
 
 /// The document of a command that failed.
 #[derive(Serialize)]
 pub struct ErrorDocument {
-    error: String,
-    exit_code: u8,
-}
-
-impl ErrorDocument {
-    pub fn new(error: &Error, exit_code: u8) -> Self {
-        Self { error: error.to_string(), exit_code }
-    }
+    /// The line that stderr got, without its "error: ".
+    pub error: String,
+    pub exit_code: u8,
 }
 
 /// The document of `run`.
@@ -106,5 +101,12 @@ pub fn report_parts(report: Report, peak_rss_bytes: u64) -> (Memory, Io, Cpu) {
         resident_bytes: report.resident_bytes,
         passes: report.passes,
     };
-    (memory, io, Cpu { isa: report.isa, threads: report.threads })
+    (
+        memory,
+        io,
+        Cpu {
+            isa: report.isa,
+            threads: report.threads,
+        },
+    )
 }

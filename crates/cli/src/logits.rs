@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use serde::Serialize;
-use sluice_model::{Digest, Error, Model, Session};
+use sluice_model::{Digest, Options, Session};
 
-use crate::args;
 use crate::io::{Failure, print, print_json};
+use crate::{args, interrupt, open};
 
 #[derive(Serialize)]
 struct Document {
@@ -23,20 +23,23 @@ struct Position {
 }
 
 pub fn run(args: &args::Logits) -> Result<ExitCode, Failure> {
-    let model = Model::open(&args.model)?;
-    let context = args.session.ctx.unwrap_or(args.ids.len());
-    if context > model.longest_context() {
-        let longest = model.longest_context();
-        let what = if args.session.ctx.is_some() { "--ctx" } else { "the number of --ids" };
-        return Err(Error::Usage(format!("{what} is {context}: this model was trained for {longest} positions")).into());
-    }
-    let mut session = Session::open(&model, &args.session.options(context))?;
+    open::check(&args.session)?;
+    let cancel = interrupt::flag()?;
+    let model = open::model(&args.model, &args.session)?;
+    let context = open::context(&model, &args.session, args.ids.len(), 0, "the --ids")?;
+    let options = Options {
+        cancel,
+        ..args.session.options(context)
+    };
+    let mut session = Session::open(&model, &options)?;
     let mut digest = Digest::default();
     let mut positions = Vec::with_capacity(args.ids.len());
     let mut nll = 0.0;
     session.feed_each(&args.ids, |position, row| {
         digest.add(row);
-        positions.push(Position { top: highest(row, args.top) });
+        positions.push(Position {
+            top: highest(row, args.top),
+        });
         if let Some(next) = args.ids.get(position + 1) {
             nll += negative_log_likelihood(row, *next as usize);
         }
@@ -44,14 +47,25 @@ pub fn run(args: &args::Logits) -> Result<ExitCode, Failure> {
     let scored = args.ids.len() - 1;
     let nll = (scored > 0).then(|| nll / scored as f64);
     if args.json {
-        print_json(&Document { positions, nll, logits_digest: format!("{:016x}", digest.finish()) })?;
+        print_json(&Document {
+            positions,
+            nll,
+            logits_digest: format!("{:016x}", digest.finish()),
+        })?;
     } else {
         for (i, (id, position)) in args.ids.iter().zip(&positions).enumerate() {
-            let top: Vec<String> = position.top.iter().map(|(id, v)| format!("{id}:{v:.4}")).collect();
+            let top: Vec<String> = position
+                .top
+                .iter()
+                .map(|(id, v)| format!("{id}:{v:.4}"))
+                .collect();
             print(&format!("{i} {id} -> {}\n", top.join(" ")))?;
         }
         if let Some(nll) = nll {
-            print(&format!("mean nll {nll:.6} nats, perplexity {:.4}\n", nll.exp()))?;
+            print(&format!(
+                "mean nll {nll:.6} nats, perplexity {:.4}\n",
+                nll.exp()
+            ))?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -7,9 +7,11 @@
 
 mod args;
 mod inspect;
+mod interrupt;
 mod io;
 mod json;
 mod logits;
+mod open;
 mod prompt;
 mod run;
 mod tokenize;
@@ -18,6 +20,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+use clap::error::ErrorKind;
+use sluice_model::Error;
 
 use crate::args::{Cli, Command};
 use crate::io::{Failure, note};
@@ -25,26 +29,99 @@ use crate::io::{Failure, note};
 fn main() -> ExitCode {
     // Times count from here: the loader and the runtime before it take about a millisecond.
     let started = Instant::now();
-    let cli = Cli::parse();
-    let json = cli.command.wants_json();
-    let result = match cli.command {
-        Command::Run(args) => run::run(&args, started),
-        Command::Inspect(args) => inspect::run(&args),
-        Command::Tokenize(args) => tokenize::run(&args),
-        Command::Logits(args) => logits::run(&args),
+    let (result, json) = match Cli::try_parse() {
+        Ok(cli) => {
+            let json = cli.command.wants_json();
+            (execute(&cli.command, started), json)
+        }
+        // The flags are unknown, so whether JSON is wanted can only be guessed from the words.
+        Err(error) => (
+            unparsed(&error),
+            std::env::args_os().any(|word| word == "--json"),
+        ),
     };
     match result {
         Ok(code) => code,
         // Whoever read our output has seen enough.
         Err(Failure::ClosedPipe) => ExitCode::SUCCESS,
         Err(Failure::Error(error)) => {
-            let code = if error.is_usage() { 2 } else { 1 };
-            note(&format!("error: {error}"));
+            let code = match &error {
+                Error::Interrupted => interrupt::EXIT_CODE,
+                e if e.is_usage() => 2,
+                _ => 1,
+            };
+            let message = io::one_line(&error.to_string());
+            note(&format!("error: {message}"));
             if json {
                 // A script that reads JSON gets a document in every case; if nobody reads it there is nobody to tell.
-                let _ = io::print_json(&json::ErrorDocument::new(&error, code));
+                let _ = io::print_json(&json::ErrorDocument {
+                    error: message,
+                    exit_code: code,
+                });
             }
             ExitCode::from(code)
+        }
+    }
+}
+
+fn execute(command: &Command, started: Instant) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Run(args) => run::run(args, started),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Tokenize(args) => tokenize::run(args),
+        Command::Logits(args) => logits::run(args),
+    }
+}
+
+/// What the parser has to say: the help that was asked for, or an error, put into one line like all others.
+fn unparsed(error: &clap::Error) -> Result<ExitCode, Failure> {
+    let text = error.render().to_string();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            io::print(&text)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            text.trim_end().lines().for_each(note);
+            Ok(ExitCode::from(2))
+        }
+        _ => Err(Error::Usage(usage_line(&text)).into()),
+    }
+}
+
+/// The parser's message without its usage and help paragraphs, and with a pointer to the help in their place.
+fn usage_line(text: &str) -> String {
+    let end = ["\n\nUsage:", "\n\nFor more information"]
+        .iter()
+        .filter_map(|mark| text.find(mark))
+        .min();
+    let message = &text[..end.unwrap_or(text.len())];
+    let words: Vec<&str> = message
+        .trim_start_matches("error:")
+        .split_whitespace()
+        .collect();
+    format!("{}; see sluice --help", words.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_parser_says_becomes_one_line() {
+        for (line, wanted) in [
+            (
+                &["run"][..],
+                "the following required arguments were not provided: <MODEL>; see sluice --help",
+            ),
+            (&["rn"], "unrecognized subcommand 'rn'; see sluice --help"),
+            (
+                &["run", "m", "--backend", "x\ny"],
+                "invalid value 'x y' for '--backend <BACKEND>' [possible values: auto, mmap, pread, uring]; see sluice --help",
+            ),
+        ] {
+            let error = Cli::try_parse_from([&["sluice"], line].concat()).expect_err("a bad line");
+            assert_eq!(usage_line(&error.render().to_string()), wanted);
         }
     }
 }

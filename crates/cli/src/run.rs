@@ -1,43 +1,42 @@
 //! `sluice run`: a prompt in, text out as it is generated.
 
+use std::io::{IsTerminal, stdout};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use signal_hook::consts::{SIGINT, SIGTERM};
-use sluice_model::{Error, GenerateOptions, Model, Options, Outcome, ProcessMemory, Sampler, Session, StopReason, generate};
+use sluice_model::{
+    Error, GenerateOptions, Options, Outcome, ProcessMemory, Report, Sampler, Session, StopReason,
+    generate,
+};
 
-use crate::args;
 use crate::io::{Failure, note, print, print_json};
 use crate::json::{ModelInfo, RunDocument, Timings, report_parts};
+use crate::{args, interrupt, open};
 
 pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
     // Bad flags are told before anything is read.
-    let mut sampler = Sampler::new(args.sampling.options()).map_err(|e| Error::Usage(e.to_string()))?;
-    let text = args.prompt.read()?;
-    // From here on the first Ctrl-C ends the pass and keeps the text; before, it ends the process as usual.
-    let cancel = interrupt_flag()?;
-    let model = Model::open(&args.model)?;
-    for warning in model.warnings() {
-        note(&format!("warning: {}: {warning}", args.model.display()));
-    }
+    let mut sampler =
+        Sampler::new(args.sampling.options()).map_err(|e| Error::Usage(e.to_string()))?;
+    open::check(&args.session)?;
+    let cancel = interrupt::flag()?;
+    let text = args.prompt.read(&cancel)?;
+    let model = open::model(&args.model, &args.session)?;
+    args.prompt.note_ignored_input();
     let tokenizer = model.tokenizer();
     let prompt = tokenizer.encode(&text, true, true);
     drop(text);
     if prompt.is_empty() {
-        return Err(Error::Usage("the prompt is empty, and this model has no token to begin with; give a prompt".into()).into());
+        return Err(Error::Usage(
+            "the prompt is empty, and this model has no token to begin with; give a prompt".into(),
+        )
+        .into());
     }
-    let longest = model.longest_context();
-    let context = match args.session.ctx {
-        Some(ctx) if ctx > longest => {
-            return Err(Error::Usage(format!("--ctx {ctx}: this model was trained for {longest} positions")).into());
-        }
-        Some(ctx) => ctx,
-        None => prompt.len().saturating_add(args.n).min(longest),
+    let context = open::context(&model, &args.session, prompt.len(), args.n, "the prompt")?;
+    let options = Options {
+        cancel,
+        ..args.session.options(context)
     };
-    let options = Options { cancel, ..args.session.options(context) };
     let mut session = Session::open(&model, &options)?;
     if args.verbose {
         session.notes().iter().for_each(|n| note(n));
@@ -48,20 +47,30 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
     let load_s = started.elapsed().as_secs_f64();
 
     let mut closed = None;
-    let generate_options =
-        GenerateOptions { max_tokens: args.n, sampler: args.sampling.options(), stop: args.stop.clone() };
-    let outcome = generate(&mut session, tokenizer, &prompt, &generate_options, &mut sampler, |text| {
-        if args.json {
-            return ControlFlow::Continue(());
-        }
-        match print(text) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(failure) => {
-                closed = Some(failure);
-                ControlFlow::Break(())
+    let generate_options = GenerateOptions {
+        max_tokens: args.n,
+        sampler: args.sampling.options(),
+        stop: args.stop.clone(),
+    };
+    let outcome = generate(
+        &mut session,
+        tokenizer,
+        &prompt,
+        &generate_options,
+        &mut sampler,
+        |text| {
+            if args.json {
+                return ControlFlow::Continue(());
             }
-        }
-    })?;
+            match print(text) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(failure) => {
+                    closed = Some(failure);
+                    ControlFlow::Break(())
+                }
+            }
+        },
+    )?;
     if let Some(failure) = closed {
         return Err(failure);
     }
@@ -69,19 +78,20 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
     let ttft_s = outcome.first_token.map(|t| (t - started).as_secs_f64());
     let digest = format!("{:016x}", session.digest());
     let report = session.report();
-    if args.verbose {
-        note(&report.describe);
-        note(&format!(
-            "{:.1} MB streamed per pass, {:.1} MB resident, {:.1} MB read in {} reads, workers waited {:.3} s",
-            report.streamed_bytes_per_pass as f64 / 1e6,
-            report.resident_bytes as f64 / 1e6,
-            report.bytes_read as f64 / 1e6,
-            report.reads,
-            report.wait_s
-        ));
-    }
     let peak = ProcessMemory::now().peak;
-    let interrupted = outcome.stop_reason == StopReason::Interrupted;
+    let code = if outcome.stop_reason == StopReason::Interrupted {
+        interrupt::EXIT_CODE
+    } else {
+        0
+    };
+    if !args.json && stdout().is_terminal() && !outcome.text.ends_with('\n') {
+        // For the eye only: elsewhere stdout is the text, byte for byte.
+        print("\n")?;
+    }
+    if args.verbose {
+        traffic(&report).iter().for_each(|line| note(line));
+    }
+    note(&summary(&outcome, prompt.len(), ttft_s, peak));
     if args.json {
         let (memory, io, cpu) = report_parts(report, peak);
         print_json(&RunDocument {
@@ -99,39 +109,57 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
             memory,
             io,
             cpu,
-            model: ModelInfo { name: model.name(), file_bytes: model.file_bytes() },
+            model: ModelInfo {
+                name: model.name(),
+                file_bytes: model.file_bytes(),
+            },
             text: outcome.text,
             ids: outcome.ids,
         })?;
-    } else {
-        if !outcome.text.ends_with('\n') {
-            print("\n")?;
-        }
-        note(&summary(&outcome, prompt.len(), ttft_s, peak));
     }
-    Ok(if interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
+    Ok(ExitCode::from(code))
 }
 
-/// One line: why it ended, how fast it was, what memory it took.
+/// What was read, and how.
+fn traffic(report: &Report) -> [String; 2] {
+    let mb = |bytes: u64| bytes as f64 / 1e6;
+    let read = format!(
+        "weights: {:.1} MB resident, {:.1} MB streamed in each of {} passes; {:.1} MB read in {} reads",
+        mb(report.resident_bytes),
+        mb(report.streamed_bytes_per_pass),
+        report.passes,
+        mb(report.bytes_read),
+        report.reads
+    );
+    let how = format!(
+        "{} threads with {} waited {:.3} s in all for {}",
+        report.threads, report.isa, report.wait_s, report.describe
+    );
+    [read, how]
+}
+
+/// One line: why it ended, how fast it was, what memory it took. Widths are fixed, so that lines of several runs
+/// compare at a glance.
 fn summary(outcome: &Outcome, prompt: usize, ttft_s: Option<f64>, peak: u64) -> String {
-    let mut line = format!("[{}: {} tokens after a prompt of {prompt}", outcome.stop_reason.name(), outcome.ids.len());
+    let n = outcome.ids.len();
+    let mut line = format!(
+        "[{}: {n} {} after a prompt of {prompt}",
+        outcome.stop_reason.name(),
+        plural(n, "token")
+    );
     if let Some(s) = ttft_s {
-        line += &format!(", first after {s:.2} s");
+        line += &format!("; first after {s:5.2} s");
     }
     if let Some(rate) = outcome.decode_tok_s {
-        line += &format!(", {rate:.1} tok/s");
+        line += &format!(", then {rate:7.1} tok/s");
     }
-    line + &format!(", peak memory {:.0} MB]", peak as f64 / 1e6)
+    line + &format!("; peak memory {:4.0} MB]", peak as f64 / 1e6)
 }
 
-/// A flag that the first SIGINT or SIGTERM raises; the second ends the process at once.
-fn interrupt_flag() -> Result<Arc<AtomicBool>, Error> {
-    let flag = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // 128 + signal number, as shells count it; the order matters: the first signal must find the flag down.
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&flag))
-            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&flag)))
-            .map_err(|source| Error::Machine { what: "cannot catch Ctrl-C".into(), source })?;
+fn plural(n: usize, word: &str) -> String {
+    if n == 1 {
+        word.into()
+    } else {
+        format!("{word}s")
     }
-    Ok(flag)
 }

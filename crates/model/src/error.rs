@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use sluice_gguf::{Escaped, escape};
 use thiserror::Error;
 
-/// Result with this crate's [`Error`].
+/// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failure, worded in one line: the file, the key or tensor, what was wanted, what was found, what to do.
+/// A failure, worded in one line: the file, the key or tensor, what was wanted, what was found, what to do. What comes
+/// from a file or a path is escaped, so that it stays one line and is safe for a terminal.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The header cannot be read, or says something impossible.
@@ -15,7 +17,7 @@ pub enum Error {
     Header(#[from] sluice_gguf::Error),
 
     /// A metadata key is missing, or holds a value this program cannot run with.
-    #[error("{}: {key}: {problem}", path.display())]
+    #[error("{}: {}: {}", shown(path), escape(key.as_bytes()), escape(problem.as_bytes()))]
     Key {
         /// The model file.
         path: PathBuf,
@@ -26,7 +28,7 @@ pub enum Error {
     },
 
     /// A tensor is missing, has another shape than the metadata asks for, or a type that is not supported.
-    #[error("{}: {problem}", path.display())]
+    #[error("{}: {}", shown(path), escape(problem.as_bytes()))]
     Tensor {
         /// The model file.
         path: PathBuf,
@@ -35,7 +37,7 @@ pub enum Error {
     },
 
     /// The vocabulary in the file cannot be used.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", shown(path))]
     Vocabulary {
         /// The model file.
         path: PathBuf,
@@ -44,7 +46,7 @@ pub enum Error {
     },
 
     /// Reading weights failed.
-    #[error(transparent)]
+    #[error("{}", escape(.0.to_string().as_bytes()))]
     Stream(#[from] sluice_loader::Error),
 
     /// An option contradicts the model or another option; the message names the flag.
@@ -53,7 +55,7 @@ pub enum Error {
 
     /// The context has no room for what was asked.
     #[error(
-        "the context holds {context} positions, {wanted} are needed ({detail}); raise --ctx (this model allows up to {longest})"
+        "the context holds {context} positions, {wanted} are needed ({detail}); {}", advice(*wanted, *longest)
     )]
     Context {
         /// Positions that the session was opened for.
@@ -67,7 +69,7 @@ pub enum Error {
     },
 
     /// Logits came out NaN or infinite; choosing a token from them would print nonsense without a word.
-    #[error("{}: non-finite logits at position {position} (id {id} has {value}): the weights are damaged, or an activation overflowed", path.display())]
+    #[error("{}: non-finite logits at position {position} (id {id} has {value}): the weights are damaged, or an activation overflowed", shown(path))]
     NonFinite {
         /// The model file.
         path: PathBuf,
@@ -96,7 +98,11 @@ pub enum Error {
 impl Error {
     /// True when the command line, and not a file or the machine, is at fault.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::Usage(_))
+        match self {
+            Self::Usage(_) | Self::Context { .. } => true,
+            Self::Stream(e) => e.kind() == sluice_loader::ErrorKind::Usage,
+            _ => false,
+        }
     }
 
     pub(crate) fn key(path: &Path, key: impl Into<String>, problem: impl Into<String>) -> Self {
@@ -112,5 +118,55 @@ impl Error {
             path: path.to_owned(),
             problem: problem.into(),
         }
+    }
+}
+
+fn shown(path: &Path) -> Escaped<'_> {
+    escape(path.as_os_str().as_encoded_bytes())
+}
+
+/// What to do about a context that is too small: a larger one helps only as far as the model goes.
+fn advice(wanted: usize, longest: usize) -> String {
+    if wanted <= longest {
+        format!("raise --ctx (this model allows up to {longest})")
+    } else {
+        format!("shorten the prompt: --ctx can be at most {longest}, as this model was trained for no more")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_whatever_the_path_holds() {
+        let bad = Path::new("a\nb\x1b[31m.gguf");
+        let shown = "a\\nb\\u{1b}[31m.gguf";
+        let read = sluice_loader::Error::new(sluice_loader::ErrorKind::Read, "read").path(bad);
+        for error in [
+            Error::key(bad, "llama.x", "wanted 1\n"),
+            Error::tensor(bad, "t\n"),
+            Error::NonFinite { path: bad.into(), position: 1, id: 2, value: f32::NAN },
+            Error::Stream(read),
+        ] {
+            let line = error.to_string();
+            assert!(line.contains(shown) && !line.contains(char::is_control), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_longer_context_is_advised_only_where_it_helps() {
+        let error = |wanted| Error::Context { context: 8, wanted, longest: 16, detail: "a prompt".into() };
+        assert!(error(16).to_string().contains("raise --ctx"));
+        let beyond = error(17).to_string();
+        assert!(!beyond.contains("raise") && beyond.contains("17") && beyond.contains("at most 16"), "{beyond}");
+        assert!(error(17).is_usage());
+    }
+
+    #[test]
+    fn options_that_exclude_each_other_are_the_callers_fault() {
+        let error = |kind| Error::from(sluice_loader::Error::new(kind, "open files"));
+        assert!(error(sluice_loader::ErrorKind::Usage).is_usage());
+        assert!(!error(sluice_loader::ErrorKind::Unavailable).is_usage());
     }
 }
