@@ -6,7 +6,7 @@ use crate::blocks::{
     Block, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, SUB,
 };
 use crate::format::Format;
-use crate::isa::{Isa, Level, Portable};
+use crate::isa::{Isa, Portable};
 use crate::numbers::{bf16_to_f32, f16_to_f32};
 use crate::rows::QuantRows;
 
@@ -25,12 +25,12 @@ pub fn dequantise(isa: Isa, w: QuantRows<'_>, out: &mut [f32]) {
         w.rows(),
         w.cols()
     );
-    match (w.format(), isa.level()) {
-        // The one decoding that hardware has an instruction for, which portable code cannot name.
-        #[cfg(target_arch = "x86_64")]
-        (Format::F16, Level::Avx2(proof)) => proof.decode_f16(w.bytes().as_chunks().0, out),
-        _ => isa.run(Dequantise { w, out }),
+    // The one decoding that hardware has an instruction for, which portable code cannot name.
+    #[cfg(target_arch = "x86_64")]
+    if let (Format::F16, crate::isa::Level::Avx2(proof)) = (w.format(), isa.level()) {
+        return proof.decode_f16(w.bytes().as_chunks().0, out);
     }
+    isa.run(Dequantise { w, out });
 }
 
 struct Dequantise<'a> {

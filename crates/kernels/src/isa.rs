@@ -50,12 +50,7 @@ impl Isa {
 
     /// Every level that this CPU can run, the slowest (scalar) first.
     pub fn available() -> Vec<Self> {
-        let mut levels = vec![Self::scalar()];
-        #[cfg(target_arch = "x86_64")]
-        levels.extend(Avx2::detect().map(|proof| Self {
-            level: Level::Avx2(proof),
-        }));
-        levels
+        std::iter::once(Self::scalar()).chain(wide()).collect()
     }
 
     /// The level that every CPU has.
@@ -100,6 +95,22 @@ impl Isa {
             Level::Avx2(proof) => proof.run(code),
         }
     }
+}
+
+/// The levels beyond scalar that this CPU has, the slowest first.
+#[cfg(target_arch = "x86_64")]
+fn wide() -> impl Iterator<Item = Isa> {
+    Avx2::detect()
+        .map(|proof| Isa {
+            level: Level::Avx2(proof),
+        })
+        .into_iter()
+}
+
+/// No other levels for other CPUs yet.
+#[cfg(not(target_arch = "x86_64"))]
+fn wide() -> impl Iterator<Item = Isa> {
+    std::iter::empty()
 }
 
 impl fmt::Display for Isa {

@@ -8,17 +8,15 @@ use crate::acts::Acts;
 use crate::numbers::{LANES, bf16_to_f32, canonical, f16_to_f32, padded, sum_lanes};
 use crate::rows::QuantRows;
 
-/// How a weight becomes a single.
-pub(super) trait Decode {
-    /// One weight as it lies in a file.
-    type Bytes: Copy;
+/// How a weight of `N` bytes becomes a single.
+pub(super) trait Decode<const N: usize> {
     /// The weight.
-    fn one(bytes: Self::Bytes) -> f32;
+    fn one(bytes: [u8; N]) -> f32;
     /// Eight weights.
     ///
     /// # Safety
     /// The CPU must have AVX2 and F16C.
-    unsafe fn eight(bytes: &[Self::Bytes; 8]) -> __m256;
+    unsafe fn eight(bytes: &[[u8; N]; 8]) -> __m256;
 }
 
 /// F32.
@@ -28,8 +26,7 @@ pub(super) struct Half;
 /// BF16.
 pub(super) struct Brain;
 
-impl Decode for Single {
-    type Bytes = [u8; 4];
+impl Decode<4> for Single {
     #[inline(always)]
     fn one(bytes: [u8; 4]) -> f32 {
         f32::from_le_bytes(bytes)
@@ -42,8 +39,7 @@ impl Decode for Single {
     }
 }
 
-impl Decode for Half {
-    type Bytes = [u8; 2];
+impl Decode<2> for Half {
     #[inline(always)]
     fn one(bytes: [u8; 2]) -> f32 {
         f16_to_f32(bytes)
@@ -56,8 +52,7 @@ impl Decode for Half {
     }
 }
 
-impl Decode for Brain {
-    type Bytes = [u8; 2];
+impl Decode<2> for Brain {
     #[inline(always)]
     fn one(bytes: [u8; 2]) -> f32 {
         bf16_to_f32(bytes)
@@ -71,29 +66,41 @@ impl Decode for Brain {
     }
 }
 
-/// Rows, or tokens, that are taken together: four times two chains of additions hide their latency.
+/// Rows that are taken together with one token: four times two chains of additions hide their latency.
 const TOGETHER: usize = 4;
+
+/// Rows and tokens of a tile with several tokens: 12 registers of sums leave 4 of the 16 for weights and values, and of the
+/// shapes that fit, this one loads least and proved fastest.
+const ROWS: usize = 3;
+const TOKENS: usize = 2;
 
 // What is asked for ahead is counted in tiles of blocks elsewhere; here a "block" is 8 weights.
 const _: () = assert!(TILE * TILE == TOGETHER * LANES);
 
 /// y = W·x for one format.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn matmul<D: Decode>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+pub(super) fn matmul<D: Decode<N>, const N: usize>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
     let (rows, tokens) = (w.rows(), x.tokens());
-    let tiles = tokens - tokens % TOGETHER;
-    for row in 0..rows {
-        for token in (0..tiles).step_by(TOGETHER) {
-            tile::<D, 1, TOGETHER>(w, x, y, row, token);
+    let tiled = tokens - tokens % TOKENS;
+    let whole = rows - rows % ROWS;
+    // Rows outside: decoding them again for each token costs more than the values cost on their way from level 2.
+    for row in (0..whole).step_by(ROWS) {
+        for token in (0..tiled).step_by(TOKENS) {
+            tile::<D, N, ROWS, TOKENS>(w, x, y, row, token);
         }
     }
-    for token in tiles..tokens {
+    for row in whole..rows {
+        for token in (0..tiled).step_by(TOKENS) {
+            tile::<D, N, 1, TOKENS>(w, x, y, row, token);
+        }
+    }
+    for token in tiled..tokens {
         let whole = rows - rows % TOGETHER;
         for row in (0..whole).step_by(TOGETHER) {
-            tile::<D, TOGETHER, 1>(w, x, y, row, token);
+            tile::<D, N, TOGETHER, 1>(w, x, y, row, token);
         }
         for row in whole..rows {
-            tile::<D, 1, 1>(w, x, y, row, token);
+            tile::<D, N, 1, 1>(w, x, y, row, token);
         }
     }
 }
@@ -101,7 +108,7 @@ pub(super) fn matmul<D: Decode>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
 /// `R` rows with `T` tokens.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn tile<D: Decode, const R: usize, const T: usize>(
+fn tile<D: Decode<N>, const N: usize, const R: usize, const T: usize>(
     w: QuantRows<'_>,
     x: &Acts,
     y: &mut [f32],
@@ -109,9 +116,9 @@ fn tile<D: Decode, const R: usize, const T: usize>(
     first_token: usize,
 ) {
     let (cols, tokens) = (x.cols(), x.tokens());
-    let mut weights: [&[D::Bytes]; R] = [&[]; R];
+    let mut weights: [&[[u8; N]]; R] = [&[]; R];
     for r in 0..R {
-        weights[r] = weights_of::<D>(w.row(first_row + r), cols);
+        weights[r] = &w.row(first_row + r).as_chunks().0[..cols];
     }
     let mut values: [&[f32]; T] = [&[]; T];
     for t in 0..T {
@@ -122,14 +129,14 @@ fn tile<D: Decode, const R: usize, const T: usize>(
     let whole = cols - cols % LANES;
     // The bytes after this tile, most likely the next one: asked for in order while these are used, in pieces of the 16
     // weights of 4 rows that a round of the loop takes.
-    let mut next = weights[R - 1].as_ptr_range().end.cast::<[D::Bytes; TILE]>();
+    let mut next = weights[R - 1].as_ptr_range().end.cast::<[[u8; N]; TILE]>();
     for at in (0..whole).step_by(LANES) {
         if R == TOGETHER {
             prefetch(next);
             next = next.wrapping_add(TILE);
         }
         for r in 0..R {
-            let [w_low, w_high] = weights_at::<D>(weights[r], at);
+            let [w_low, w_high] = weights_at::<D, N>(weights[r], at);
             for t in 0..T {
                 let [x_low, x_high] = values_at(values[t], at);
                 low[r][t] = _mm256_fmadd_ps(w_low, x_low, low[r][t]);
@@ -164,18 +171,10 @@ fn tile<D: Decode, const R: usize, const T: usize>(
     }
 }
 
-/// A row as weights rather than bytes.
-#[inline]
-fn weights_of<D: Decode>(row: &[u8], cols: usize) -> &[D::Bytes] {
-    assert!(cols * size_of::<D::Bytes>() <= row.len());
-    // SAFETY: `D::Bytes` is an array of bytes, so alignment is 1 and any bytes will do; `cols` of them are within the row.
-    unsafe { core::slice::from_raw_parts(row.as_ptr().cast(), cols) }
-}
-
 /// The 16 weights from `at` on.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn weights_at<D: Decode>(weights: &[D::Bytes], at: usize) -> [__m256; 2] {
+fn weights_at<D: Decode<N>, const N: usize>(weights: &[[u8; N]], at: usize) -> [__m256; 2] {
     let (eights, _) = weights[at..at + LANES].as_chunks();
     // SAFETY: the features are those of this function.
     unsafe { [D::eight(&eights[0]), D::eight(&eights[1])] }

@@ -26,9 +26,9 @@ use crate::rows::QuantRows;
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn matmul(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
     match w.format() {
-        Format::F32 => floats::matmul::<floats::Single>(w, x, y),
-        Format::F16 => floats::matmul::<floats::Half>(w, x, y),
-        Format::BF16 => floats::matmul::<floats::Brain>(w, x, y),
+        Format::F32 => floats::matmul::<floats::Single, 4>(w, x, y),
+        Format::F16 => floats::matmul::<floats::Half, 2>(w, x, y),
+        Format::BF16 => floats::matmul::<floats::Brain, 2>(w, x, y),
         Format::Q4_0 => tiles::matmul::<Per32<BlockQ4_0>>(w, x, y),
         Format::Q4_1 => tiles::matmul::<Per32<BlockQ4_1>>(w, x, y),
         Format::Q5_0 => tiles::matmul::<Per32<BlockQ5_0>>(w, x, y),

@@ -11,8 +11,8 @@ pub(super) const TILE: usize = 8;
 /// 8 tokens but unpacks once, and unpacking is about as much work as one token.
 const TOKENS_FOR_TILE: usize = 4;
 
-/// Bytes of weights that meet all token tiles before the next rows do: a third of a level-1 cache, most of the rest being
-/// left to the activations of a tile.
+/// Bytes of weights that meet all token tiles before the next rows do: half of the smallest level-1 cache in use, the other
+/// half being left to the activations of a tile.
 const ROWS_BYTES: usize = 16 << 10;
 
 /// How the tiles of one format are computed.
