@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sluice_model::{
@@ -57,7 +58,7 @@ pub struct Run {
     #[command(flatten)]
     pub prompt: Prompt,
     /// Most tokens to generate
-    #[arg(short = 'n', value_name = "N", default_value_t = 256)]
+    #[arg(short = 'n', value_name = "N", default_value_t = 256, value_parser = whole::<usize>)]
     pub n: usize,
     #[command(flatten)]
     pub sampling: Sampling,
@@ -104,7 +105,7 @@ pub struct Sampling {
     )]
     pub temp: f32,
     /// Choose among the K likeliest tokens; 0 for all
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = whole::<usize>)]
     pub top_k: usize,
     /// Choose among the likeliest tokens that make up this probability; 1 for all
     #[arg(
@@ -131,7 +132,7 @@ pub struct Sampling {
     )]
     pub repeat_penalty: f32,
     /// Seed of the random choice; a random one is printed when it is left out
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_name = "S", value_parser = whole::<u64>)]
     pub seed: Option<u64>,
 }
 
@@ -241,7 +242,7 @@ pub struct Logits {
     /// The GGUF file, or the first of its shards
     pub model: PathBuf,
     /// Token ids to feed, separated by commas
-    #[arg(long, value_name = "1,2,3", value_delimiter = ',', required = true)]
+    #[arg(long, value_name = "1,2,3", value_delimiter = ',', required = true, value_parser = whole::<u32>)]
     pub ids: Vec<u32>,
     /// How many of the highest logits to print for each position
     #[arg(long, value_name = "K", default_value_t = 5, value_parser = at_least_one)]
@@ -348,6 +349,11 @@ fn batch(text: &str) -> Result<Batch, String> {
     } else {
         at_least_one(text).map(|n| Batch(Some(n)))
     }
+}
+
+fn whole<N: FromStr>(text: &str) -> Result<N, String> {
+    text.parse()
+        .map_err(|_| "wanted a whole number, 0 or more".into())
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

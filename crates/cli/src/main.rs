@@ -89,17 +89,14 @@ fn unparsed(error: &clap::Error) -> Result<ExitCode, Failure> {
     }
 }
 
-/// The parser's message without its usage and help paragraphs, and with a pointer to the help in their place.
+/// The parser's message, which is its first paragraph, with a pointer to the help in place of the others.
 fn usage_line(text: &str) -> String {
-    let end = ["\n\nUsage:", "\n\nFor more information"]
-        .iter()
-        .filter_map(|mark| text.find(mark))
-        .min();
-    let message = &text[..end.unwrap_or(text.len())];
-    let words: Vec<&str> = message
-        .trim_start_matches("error:")
-        .split_whitespace()
-        .collect();
+    let message = text
+        .split("\n\n")
+        .next()
+        .unwrap_or_default()
+        .trim_start_matches("error:");
+    let words: Vec<&str> = message.split_whitespace().collect();
     format!("{}; see sluice --help", words.join(" "))
 }
 
@@ -113,6 +110,10 @@ mod tests {
             (
                 &["run"][..],
                 "the following required arguments were not provided: <MODEL>; see sluice --help",
+            ),
+            (
+                &["run", "m", "--jsn"],
+                "unexpected argument '--jsn' found; see sluice --help",
             ),
             (&["rn"], "unrecognized subcommand 'rn'; see sluice --help"),
             (

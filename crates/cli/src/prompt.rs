@@ -98,7 +98,8 @@ fn read_all(
         }
         if bytes.len() > LONGEST {
             return Err(Error::Usage(format!(
-                "the prompt is longer than {LONGEST} bytes, which is more than any model takes"
+                "the prompt is longer than {} MiB, which is more than any model takes",
+                LONGEST >> 20
             )));
         }
     }

@@ -47,6 +47,7 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
     let load_s = started.elapsed().as_secs_f64();
 
     let mut closed = None;
+    let mut line_is_open = false;
     let generate_options = GenerateOptions {
         max_tokens: args.n,
         sampler: args.sampling.options(),
@@ -62,6 +63,7 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
             if args.json {
                 return ControlFlow::Continue(());
             }
+            line_is_open = !text.ends_with('\n');
             match print(text) {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(failure) => {
@@ -70,35 +72,37 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
                 }
             }
         },
-    )?;
+    );
     if let Some(failure) = closed {
         return Err(failure);
     }
+    if line_is_open && stdout().is_terminal() {
+        // For the eye only: elsewhere stdout is the text, byte for byte.
+        print("\n")?;
+    }
+    let outcome = outcome?;
 
     let ttft_s = outcome.first_token.map(|t| (t - started).as_secs_f64());
-    let digest = format!("{:016x}", session.digest());
     let report = session.report();
     let peak = ProcessMemory::now().peak;
+    let mut told = if args.verbose {
+        traffic(&report).to_vec()
+    } else {
+        Vec::new()
+    };
+    told.push(summary(&outcome, prompt.len(), ttft_s, peak));
     let code = if outcome.stop_reason == StopReason::Interrupted {
         interrupt::EXIT_CODE
     } else {
         0
     };
-    if !args.json && stdout().is_terminal() && !outcome.text.ends_with('\n') {
-        // For the eye only: elsewhere stdout is the text, byte for byte.
-        print("\n")?;
-    }
-    if args.verbose {
-        traffic(&report).iter().for_each(|line| note(line));
-    }
-    note(&summary(&outcome, prompt.len(), ttft_s, peak));
     if args.json {
         let (memory, io, cpu) = report_parts(report, peak);
         print_json(&RunDocument {
             prompt_tokens: prompt.len(),
             generated_tokens: outcome.ids.len(),
             stop_reason: outcome.stop_reason.name(),
-            logits_digest: digest,
+            logits_digest: format!("{:016x}", session.digest()),
             seed: (args.sampling.temp > 0.0).then(|| sampler.seed()),
             timings: Timings {
                 load_s,
@@ -117,6 +121,7 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
             ids: outcome.ids,
         })?;
     }
+    told.iter().for_each(|line| note(line));
     Ok(ExitCode::from(code))
 }
 
