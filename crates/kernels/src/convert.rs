@@ -72,8 +72,8 @@ impl Portable for Dequantise<'_> {
     }
 }
 
-/// Both products are exact in f32: a half has 11 bits, scale times weight at most 13, and one of Q6_K's ends is a power
-/// of two.
+/// Both products are exact in f32: a half has 11 significant bits, scale times weight at most 12. So only the difference
+/// rounds.
 #[inline(always)]
 fn blocks<B: Block<N, S>, const N: usize, const S: usize>(bytes: &[u8], out: &mut [f32]) {
     for (block, out) in bytes

@@ -163,7 +163,7 @@ impl Portable for Add<'_> {
     }
 }
 
-/// `x = e^x` element by element, within 2 ULP where the result is normal.
+/// `x = e^x` element by element, within 1 ULP where the result is normal.
 pub fn exp(isa: Isa, x: &mut [f32]) {
     isa.run(Exp { x });
 }

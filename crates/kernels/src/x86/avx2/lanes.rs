@@ -9,6 +9,7 @@ use crate::rows::QuantRows;
 ///
 /// # Safety
 /// The type must be exactly that; the blocks of `blocks.rs` are, by the assertions there.
+// SAFETY: asks for a promise; each implementation says why it holds.
 pub(super) unsafe trait InPlace: Sized {}
 
 /// All blocks of all rows, as they lie in memory.
@@ -19,10 +20,11 @@ pub(super) fn blocks_of<B: InPlace>(w: QuantRows<'_>) -> &[B] {
     unsafe { core::slice::from_raw_parts(w.bytes().as_ptr().cast(), count) }
 }
 
-/// 32 bytes.
+/// 32 bytes of integers.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn load_32<T: Byte>(from: &[T; 32]) -> __m256i {
+pub(super) fn load<T: Copy, const N: usize>(from: &[T; N]) -> __m256i {
+    const { assert!(size_of::<[T; N]>() == 32) };
     // SAFETY: 32 bytes are there, at any alignment.
     unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
 }
@@ -30,22 +32,9 @@ pub(super) fn load_32<T: Byte>(from: &[T; 32]) -> __m256i {
 /// 16 bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn load_16<T: Byte>(from: &[T; 16]) -> __m128i {
+pub(super) fn load_half(from: &[u8; 16]) -> __m128i {
     // SAFETY: 16 bytes are there, at any alignment.
     unsafe { _mm_loadu_si128(from.as_ptr().cast()) }
-}
-
-/// The types that are one byte.
-pub(super) trait Byte {}
-impl Byte for u8 {}
-impl Byte for i8 {}
-
-/// 16 sums of activations.
-#[inline]
-#[target_feature(enable = "avx2")]
-pub(super) fn load_sums(from: &[i16; 16]) -> __m256i {
-    // SAFETY: 32 bytes are there, at any alignment.
-    unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
 }
 
 /// 8 singles.
@@ -54,14 +43,6 @@ pub(super) fn load_sums(from: &[i16; 16]) -> __m256i {
 pub(super) fn load_ps(from: &[f32; 8]) -> __m256 {
     // SAFETY: 8 singles are there, at any alignment.
     unsafe { _mm256_loadu_ps(from.as_ptr()) }
-}
-
-/// 8 integers.
-#[inline]
-#[target_feature(enable = "avx2")]
-pub(super) fn load_i32(from: &[i32; 8]) -> __m256i {
-    // SAFETY: 8 integers are there, at any alignment.
-    unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
 }
 
 /// Lane `i` is the sum of the eight lanes of `v[i]`.

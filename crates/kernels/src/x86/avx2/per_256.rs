@@ -8,8 +8,7 @@ use core::arch::x86_64::*;
 use core::marker::PhantomData;
 
 use super::lanes::{
-    InPlace, Sums, load_16, load_32, load_ps, load_sums, prefetch, scales_of_eight, scales_of_one,
-    sum_each,
+    InPlace, Sums, load, load_half, load_ps, prefetch, scales_of_eight, scales_of_one, sum_each,
 };
 use super::tiles::{TILE, Tiles};
 use crate::acts::{Acts, Form};
@@ -92,7 +91,7 @@ impl Wide for BlockQ4K {
         let low = _mm256_set1_epi8(15);
         let mut q = [_mm256_setzero_si256(); 8];
         for pair in 0..4 {
-            let bytes = load_32(part(&self.qs, pair));
+            let bytes = load(part(&self.qs, pair));
             q[2 * pair] = _mm256_and_si256(bytes, low);
             q[2 * pair + 1] = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low);
         }
@@ -128,10 +127,10 @@ impl Wide for BlockQ5K {
     unsafe fn weights(&self) -> Weights {
         let (scales, per_16) = scales_and_mins(&self.scales);
         let (low, fifth) = (_mm256_set1_epi8(15), _mm256_set1_epi8(16));
-        let mut high = load_32(&self.qh);
+        let mut high = load(&self.qh);
         let mut q = [_mm256_setzero_si256(); 8];
         for pair in 0..4 {
-            let bytes = load_32(part(&self.qs, pair));
+            let bytes = load(part(&self.qs, pair));
             // Bits 2·pair and 2·pair + 1 have been shifted to the bottom; what crosses bytes is masked away.
             let first = _mm256_and_si256(_mm256_slli_epi16::<4>(high), fifth);
             let second = _mm256_and_si256(_mm256_slli_epi16::<3>(high), fifth);
@@ -159,7 +158,7 @@ impl Wide for BlockQ6K {
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn weights(&self) -> Weights {
-        let scales = load_16(&self.scales);
+        let scales = load_half(&self.scales);
         // A register of weights has two scales, 2k and 2k + 1: even ones to the lower half of the table, odd ones above.
         let even_odd = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
         let table = _mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, even_odd));
@@ -167,10 +166,10 @@ impl Wide for BlockQ6K {
         let mut q = [_mm256_setzero_si256(); 8];
         for half in 0..2 {
             let (first, second) = (
-                load_32(part(&self.ql, 2 * half)),
-                load_32(part(&self.ql, 2 * half + 1)),
+                load(part(&self.ql, 2 * half)),
+                load(part(&self.ql, 2 * half + 1)),
             );
-            let high = load_32(part(&self.qh, half));
+            let high = load(part(&self.qh, half));
             let tops = [
                 _mm256_slli_epi16::<4>(high),
                 _mm256_slli_epi16::<2>(high),
@@ -208,11 +207,11 @@ impl Wide for BlockQ6K {
 #[target_feature(enable = "avx2")]
 fn products<B: Wide>(w: &Weights, a: &[i8; 256], a_sums: &[i16; 16]) -> (__m256i, __m256i) {
     let mut s = _mm256_setzero_si256();
-    for (k, a) in a.as_chunks().0.iter().enumerate() {
-        let pairs = _mm256_maddubs_epi16(w.q[k], load_32(a));
+    for (k, a) in a.as_chunks::<32>().0.iter().enumerate() {
+        let pairs = _mm256_maddubs_epi16(w.q[k], load(a));
         s = _mm256_add_epi32(s, _mm256_madd_epi16(pairs, w.scales[k]));
     }
-    let m = _mm256_madd_epi16(w.per_16, load_sums(a_sums));
+    let m = _mm256_madd_epi16(w.per_16, load(a_sums));
     if B::HAS_MIN {
         (s, m)
     } else {

@@ -8,8 +8,7 @@ use core::arch::x86_64::*;
 use core::marker::PhantomData;
 
 use super::lanes::{
-    InPlace, Sums, load_16, load_32, load_i32, load_ps, prefetch, scales_of_eight, scales_of_one,
-    sum_each,
+    InPlace, Sums, load, load_half, load_ps, prefetch, scales_of_eight, scales_of_one, sum_each,
 };
 use super::tiles::{TILE, Tiles};
 use crate::acts::{Acts, Form};
@@ -36,7 +35,7 @@ pub(super) trait Wide: InPlace {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn nibbles(qs: &[u8; 16]) -> __m256i {
-    let low = load_16(qs);
+    let low = load_half(qs);
     let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), _mm_srli_epi16::<4>(low));
     _mm256_and_si256(both, _mm256_set1_epi8(15))
 }
@@ -136,7 +135,7 @@ impl Wide for BlockQ8_0 {
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn weights(&self) -> __m256i {
-        load_32(&self.qs)
+        load(&self.qs)
     }
     #[inline(always)]
     fn head(&self) -> [u8; 4] {
@@ -148,7 +147,7 @@ impl Wide for BlockQ8_0 {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn products<B: Wide>(w: __m256i, a: &[i8; 32]) -> __m256i {
-    let a = load_32(a);
+    let a = load(a);
     let pairs = if B::SIGNED {
         // The sign moves to the activation; −128 has the magnitude 128 as an unsigned byte.
         _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w))
@@ -245,14 +244,7 @@ impl<B: Wide> Tiles for Per32<B> {
             }
             let (d, m) = scales_of_one(w.head(), B::HAS_MIN);
             let (scales, a_sums) = form.tile(block * tokens + first);
-            add::<B>(
-                &mut sums,
-                d,
-                m,
-                load_ps(scales),
-                sum_each(&s),
-                load_i32(a_sums),
-            );
+            add::<B>(&mut sums, d, m, load_ps(scales), sum_each(&s), load(a_sums));
         }
         sums.results()
     }
