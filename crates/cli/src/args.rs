@@ -58,7 +58,7 @@ pub struct Run {
     #[command(flatten)]
     pub prompt: Prompt,
     /// Most tokens to generate
-    #[arg(short = 'n', value_name = "N", default_value_t = 256, value_parser = whole::<usize>)]
+    #[arg(short = 'n', value_name = "N", default_value_t = 256, allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub n: usize,
     #[command(flatten)]
     pub sampling: Sampling,
@@ -105,7 +105,7 @@ pub struct Sampling {
     )]
     pub temp: f32,
     /// Choose among the K likeliest tokens; 0 for all
-    #[arg(long, value_name = "K", default_value_t = 0, value_parser = whole::<usize>)]
+    #[arg(long, value_name = "K", default_value_t = 0, allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub top_k: usize,
     /// Choose among the likeliest tokens that make up this probability; 1 for all
     #[arg(
@@ -132,7 +132,7 @@ pub struct Sampling {
     )]
     pub repeat_penalty: f32,
     /// Seed of the random choice; a random one is printed when it is left out
-    #[arg(long, value_name = "S", value_parser = whole::<u64>)]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = whole::<u64>)]
     pub seed: Option<u64>,
 }
 
@@ -141,10 +141,10 @@ pub struct Sampling {
 #[command(next_help_heading = "Memory, reading and threads")]
 pub struct Session {
     /// Positions in the context [default: prompt + -n, at most the model's own]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = at_least_one)]
     pub ctx: Option<usize>,
     /// Worker threads [default: what the machine gives this process]
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
     pub threads: Option<usize>,
     /// How weights are read
     #[arg(long, value_enum, default_value_t)]
@@ -153,7 +153,7 @@ pub struct Session {
     #[arg(long, value_enum, default_value_t)]
     pub direct: DirectArg,
     /// Most bytes in a chunk, such as 512K or 1MiB [default: 1MiB]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = size)]
     pub chunk_bytes: Option<usize>,
     /// Whether the layers' weights stay in memory
     #[arg(long, value_enum, default_value_t)]
@@ -165,10 +165,10 @@ pub struct Session {
     #[arg(long, conflicts_with = "lm_head")]
     pub stream_lm_head: bool,
     /// Most rows of the output projection in a chunk
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_HEAD_ROWS, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_HEAD_ROWS, allow_negative_numbers = true, value_parser = at_least_one)]
     pub lm_head_rows: usize,
     /// Prompt tokens that go through the model together: a number, or auto
-    #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = batch)]
+    #[arg(long, value_name = "N|auto", default_value = "auto", allow_negative_numbers = true, value_parser = batch)]
     pub prompt_batch: Batch,
     /// How keys and values are stored
     #[arg(long, value_enum, default_value_t)]
@@ -245,7 +245,7 @@ pub struct Logits {
     #[arg(long, value_name = "1,2,3", value_delimiter = ',', required = true, value_parser = whole::<u32>)]
     pub ids: Vec<u32>,
     /// How many of the highest logits to print for each position
-    #[arg(long, value_name = "K", default_value_t = 5, value_parser = at_least_one)]
+    #[arg(long, value_name = "K", default_value_t = 5, allow_negative_numbers = true, value_parser = at_least_one)]
     pub top: usize,
     #[command(flatten)]
     pub session: Session,

@@ -89,13 +89,11 @@ fn unparsed(error: &clap::Error) -> Result<ExitCode, Failure> {
     }
 }
 
-/// The parser's message, which is its first paragraph, with a pointer to the help in place of the others.
+/// The parser's message without the paragraphs that follow it, and with a pointer to the help in their place.
 fn usage_line(text: &str) -> String {
-    let message = text
-        .split("\n\n")
-        .next()
-        .unwrap_or_default()
-        .trim_start_matches("error:");
+    let after = ["\n\nUsage:", "\n\n  tip:", "\n\nFor more information"];
+    let end = after.iter().filter_map(|mark| text.find(mark)).min();
+    let message = text[..end.unwrap_or(text.len())].trim_start_matches("error:");
     let words: Vec<&str> = message.split_whitespace().collect();
     format!("{}; see sluice --help", words.join(" "))
 }
