@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::backend::file::{cannot_open, is_cached, open_regular};
+use crate::backend::file::{cached, cannot_open, open_regular};
 use crate::backend::{Backend, mmap::Mapped, pread::Pread};
 use crate::error::{Error, ErrorKind, Result};
 use crate::{ByteRange, FileIndex};
@@ -273,16 +273,9 @@ fn warmth(paths: &[PathBuf]) -> Result<Warmth> {
         asked: 0,
     };
     for (file, length) in &files {
-        let length = u128::from(*length);
-        let here = (u128::from(SAMPLES) * length).div_ceil(total.max(1));
-        for sample in 0..here {
-            // The middle of each of `here` equal parts; it is below the length, so it fits.
-            found.cached += u64::from(is_cached(
-                file,
-                (length * (2 * sample + 1) / (2 * here)) as u64,
-            ));
-            found.asked += 1;
-        }
+        let here = (u128::from(SAMPLES) * u128::from(*length)).div_ceil(total.max(1)) as u64;
+        found.cached += cached(file, *length, here);
+        found.asked += here;
     }
     Ok(found)
 }

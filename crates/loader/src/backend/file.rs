@@ -239,10 +239,25 @@ pub(crate) fn read_at(file: &fs::File, into: &mut [u8], offset: u64) -> std::io:
     }
 }
 
+/// How many of `samples` bytes, spread evenly over a file of `length` bytes, are in the page cache.
+pub(crate) fn cached(file: &fs::File, length: u64, samples: u64) -> u64 {
+    // The middle of each of equal parts, which is below the length and fits.
+    let offset =
+        |sample| (u128::from(length) * (2 * sample + 1) / (2 * u128::from(samples))) as u64;
+    let cold: Vec<u64> = (0..u128::from(samples))
+        .map(offset)
+        .filter(|&offset| !is_cached(file, offset))
+        .collect();
+    for &offset in &cold {
+        forget(file, offset);
+    }
+    samples - cold.len() as u64
+}
+
 /// Whether the page cache holds the byte at `offset`, or the file ends before it; also true where nobody can tell, since
 /// reading through the cache is always right.
 #[cfg(target_os = "linux")]
-pub(crate) fn is_cached(file: &fs::File, offset: u64) -> bool {
+fn is_cached(file: &fs::File, offset: u64) -> bool {
     use rustix::io::{ReadWriteFlags, preadv2};
     let mut byte = [0];
     let mut into = [std::io::IoSliceMut::new(&mut byte)];
@@ -253,10 +268,28 @@ pub(crate) fn is_cached(file: &fs::File, offset: u64) -> bool {
     )
 }
 
+/// Drops the page that asking has brought in: left alone in the cache it would keep a later read from using a large
+/// folio there, and mapping small ones takes several times as long.
+#[cfg(target_os = "linux")]
+fn forget(file: &fs::File, offset: u64) {
+    let page = rustix::param::page_size() as u64;
+    // A page is only dropped once it is there.
+    let _ = read_at(file, &mut [0], offset);
+    let _ = rustix::fs::fadvise(
+        file,
+        offset / page * page,
+        page.try_into().ok(),
+        rustix::fs::Advice::DontNeed,
+    );
+}
+
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn is_cached(_file: &fs::File, _offset: u64) -> bool {
+fn is_cached(_file: &fs::File, _offset: u64) -> bool {
     true
 }
+
+#[cfg(not(target_os = "linux"))]
+fn forget(_file: &fs::File, _offset: u64) {}
 
 /// Whether an error means "not directly", and not "not at all".
 fn is_refusal(error: &std::io::Error) -> bool {

@@ -14,11 +14,12 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use memmap2::{Mmap, UncheckedAdvice};
 
-use super::file::{cannot_open, check_length, is_cached, lookup, open_regular, read_at};
+use super::file::{cached, cannot_open, check_length, lookup, open_regular, read_at};
 use super::{Backend, Failed, Filled, Slot, Ticket};
 use crate::ByteRange;
 use crate::buffer::Buffer;
@@ -27,6 +28,9 @@ use crate::stats::Traffic;
 
 /// Largest folio that a fault maps at once: a huge page of the page cache.
 const FOLIO: usize = 2 << 20;
+
+/// Places at which a file is looked up in the page cache when it is opened: "mostly" is all that must be known.
+const SAMPLES: u64 = 8;
 
 /// Piece in which a cold chunk is read through: a few system calls per megabyte, and little memory.
 const PIECE: usize = 128 << 10;
@@ -44,6 +48,7 @@ struct Region {
     map: Arc<Mmap>,
     length: u64,
     changed: Option<SystemTime>, // none where the filesystem keeps no such time
+    cold: AtomicU64,             // bytes still to be read through; 0 when the file was found warm
 }
 
 impl Mapped {
@@ -59,10 +64,17 @@ impl Mapped {
             // may still change if someone writes to the file; they are only ever read as plain bytes, for which any value
             // is valid, and the module's page states what a cut file does.
             let map = unsafe { Mmap::map(&file) }.map_err(|error| cannot_open(path, error))?;
+            let length = metadata.len();
+            let cold = if cached(&file, length, SAMPLES) * 2 < SAMPLES {
+                length
+            } else {
+                0
+            };
             Ok(Region {
                 path: path.clone(),
                 map: Arc::new(map),
-                length: metadata.len(),
+                length,
+                cold: AtomicU64::new(cold),
                 changed: metadata.modified().ok(),
                 file,
             })
@@ -90,9 +102,7 @@ impl Mapped {
 
     fn fill(&self, slot: Slot, range: ByteRange) -> std::result::Result<Filled, Failed> {
         let found = self.find(range).and_then(|(region, place)| {
-            if !is_cached(&region.file, range.offset) {
-                region.warm(range)?;
-            }
+            region.warm(range)?;
             region.populate(range, &place)?;
             Ok((Arc::clone(&region.map), place))
         });
@@ -114,9 +124,17 @@ impl Region {
             .note("the file got shorter, or was never whole; fetch it again")
     }
 
-    /// Reads a cold chunk through. Reads in order fill the page cache with large folios, from which later passes are mapped
-    /// about twice as fast as from the small ones that faults bring in.
+    /// Reads the chunk through if the file was cold when it was opened and has not been walked once since. Reads in order
+    /// fill the page cache with large folios; faults bring in small ones, and mapping those in every later pass takes
+    /// several times as long.
     fn warm(&self, range: ByteRange) -> Result<()> {
+        let cold = self.cold.load(Ordering::Relaxed);
+        if cold == 0 {
+            return Ok(());
+        }
+        // Two workers may count from the same number; then a chunk more is read through.
+        self.cold
+            .store(cold.saturating_sub(range.len as u64), Ordering::Relaxed);
         let mut scratch = Buffer::new(range.len.min(PIECE))?;
         for done in (0..range.len).step_by(PIECE) {
             let piece = scratch.len().min(range.len - done);
