@@ -1,6 +1,8 @@
 //! Streams a file through a backend and says how fast that was.
 //!
-//!     stream FILE [backend=auto|mmap|pread|uring] [direct=auto|on|off] [chunk=BYTES] [depth=N] [workers=N] [passes=N] [json]
+//!     stream FILE [backend=auto|mmap|pread|uring] [direct=auto|on|off] [chunk=BYTES] [depth=N] [workers=N] [passes=N] [keep=N] [json]
+//!
+//! With keep=N every N-th chunk stays in memory.
 //!
 //! Every worker adds up what it borrows, so that the bytes have to arrive in its core.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // an example's output is its purpose
@@ -20,6 +22,7 @@ struct Args {
     chunk: usize,
     workers: usize,
     passes: u64,
+    keep: usize, // 0 for none
     json: bool,
 }
 
@@ -41,6 +44,7 @@ fn parse(mut given: impl Iterator<Item = String>) -> Result<Args, AnyError> {
         chunk: 1 << 20,
         workers: 2,
         passes: 1,
+        keep: 0,
         json: false,
     };
     for word in given {
@@ -56,6 +60,7 @@ fn parse(mut given: impl Iterator<Item = String>) -> Result<Args, AnyError> {
             ("depth", depth) => args.options.depth = Some(depth.parse()?),
             ("workers", workers) => args.workers = workers.parse()?,
             ("passes", passes) => args.passes = passes.parse()?,
+            ("keep", keep) => args.keep = keep.parse()?,
             ("json", "") => args.json = true,
             _ => return Err(format!("{word}: no such option").into()),
         }
@@ -68,10 +73,11 @@ fn parse(mut given: impl Iterator<Item = String>) -> Result<Args, AnyError> {
 
 fn stream(args: &Args) -> Result<(), AnyError> {
     let length = std::fs::metadata(&args.path)?.len();
-    let steps: Vec<Step> = (0..length)
-        .step_by(args.chunk)
-        .map(|offset| {
+    let starts = (0..length).step_by(args.chunk).enumerate();
+    let steps: Vec<Step> = starts
+        .map(|(number, offset)| {
             let len = args.chunk.min((length - offset) as usize);
+            let resident = args.keep > 0 && number % args.keep == 0;
             Step {
                 range: ByteRange {
                     file: FileIndex(0),
@@ -79,7 +85,7 @@ fn stream(args: &Args) -> Result<(), AnyError> {
                     len,
                 },
                 loans: 1,
-                resident: false,
+                resident,
             }
         })
         .collect();

@@ -41,7 +41,8 @@ struct State {
     end: u64,                // first position that nobody has announced
     free: Vec<Slot>,
     residents: BTreeMap<u32, Place>, // by step; none until first met
-    in_flight: usize,                // tickets that nobody has waited for yet
+    unread: VecDeque<(u64, u32)>,    // positions and steps whose ticket nobody waits for yet
+    in_flight: usize,                // submitted, or about to be, and not there yet
     broken: Option<Error>,           // given to everybody until the stream is rewound
     traffic: Traffic,
     waited: Duration,
@@ -136,6 +137,7 @@ impl Stream {
             "position {position} has not been announced; {} have",
             state.end
         );
+        let lazy = self.backend.depth() == 0;
         let mut since: Option<Instant> = None;
         loop {
             if let Some(error) = &state.broken {
@@ -146,42 +148,31 @@ impl Stream {
                 "position {position} is done; the stream is at {}",
                 state.base
             );
-            let Some(step) = state.granting(position, &self.schedule) else {
-                since.get_or_insert_with(Instant::now);
-                state = wait(&self.changed, state);
-                continue;
-            };
-            match state.place(position, step) {
-                Place::Ready(filled) => {
-                    let filled = Some(Arc::clone(filled));
-                    state.entry(position).granted += 1;
-                    if let Some(since) = since {
-                        state.waited += since.elapsed();
-                    }
-                    return Ok(Loan {
-                        stream: self,
-                        position,
-                        filled,
-                    });
+            let step = state.granting(position, &self.schedule);
+            if let Some(Place::Ready(filled)) = step.map(|step| state.place(position, step)) {
+                let filled = Some(Arc::clone(filled));
+                state.entry(position).granted += 1;
+                if let Some(since) = since {
+                    state.waited += since.elapsed();
                 }
-                Place::Submitting | Place::Awaited => {
-                    since.get_or_insert_with(Instant::now);
-                    state = wait(&self.changed, state);
-                }
-                place => match std::mem::replace(place, Place::Awaited) {
-                    Place::Submitted(ticket) => {
-                        since.get_or_insert_with(Instant::now);
-                        drop(state);
-                        let outcome = self.backend.wait(ticket);
-                        state = lock(&self.state);
-                        self.land(&mut state, position, step, outcome);
-                        state = self.submit(state);
-                    }
-                    _ => unreachable!(
-                        "a step that is gone has no loans left, or the stream is broken"
-                    ),
-                },
+                return Ok(Loan {
+                    stream: self,
+                    position,
+                    filled,
+                });
             }
+            since.get_or_insert_with(Instant::now);
+            // In lazy backends a worker that would only look on while another reads does the next read instead.
+            let own = state
+                .unread
+                .iter()
+                .position(|&(unread, _)| unread == position);
+            let taken = own.or((lazy && !state.unread.is_empty()).then_some(0));
+            let taken = taken.and_then(|index| state.unread.remove(index));
+            state = match taken {
+                Some((position, step)) => self.fetch(state, position, step),
+                None => wait(&self.changed, state),
+            };
         }
     }
 
@@ -268,6 +259,24 @@ impl Stream {
         self.schedule.streamed_bytes(kind)
     }
 
+    /// Waits on the backend for a position that was taken from the unread ones, without the lock.
+    fn fetch<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        position: u64,
+        step: u32,
+    ) -> MutexGuard<'a, State> {
+        if let Place::Submitted(ticket) =
+            std::mem::replace(state.place(position, step), Place::Awaited)
+        {
+            drop(state);
+            let outcome = self.backend.wait(ticket);
+            state = lock(&self.state);
+            self.land(&mut state, position, step, outcome);
+        }
+        self.submit(state)
+    }
+
     /// Submits positions in order while there are slots, without the lock: a submission may copy a whole chunk that is in
     /// the page cache, and meanwhile the others go on.
     fn submit<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
@@ -278,6 +287,7 @@ impl Stream {
                     let ticket = self.backend.submit(slot, range);
                     state = lock(&self.state);
                     *state.place(position, step) = Place::Submitted(ticket);
+                    state.unread.push_back((position, step));
                     self.changed.notify_all();
                 }
                 Ok(None) => return state,
@@ -396,6 +406,7 @@ impl Stream {
         state.passes.clear();
         state.base = state.end;
         state.in_flight = 0;
+        state.unread.clear();
     }
 }
 

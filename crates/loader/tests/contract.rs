@@ -3,14 +3,15 @@
 mod common;
 
 use std::fs::OpenOptions;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use common::{Case, Dice, byte, each, expected, files, range};
+use common::{Case, Dice, each, expected, files, range};
 use sluice_loader::{
-    Backend, ByteRange, Choice, Direct, ErrorKind, Filled, Memory, Options, Pread, Schedule, Step,
-    Stream, Ticket, open,
+    Backend, ByteRange, Choice, Direct, ErrorKind, Filled, Memory, Options, Schedule, Step, Stream,
+    Ticket, open,
 };
 
 /// Odd, so that the last block is a partial one.
@@ -556,19 +557,20 @@ fn auto_says_what_it_chose() {
 }
 
 #[test]
-fn no_direct_reads_from_memory_without_saying_so() {
-    // Filesystems in memory took no O_DIRECT before Linux 6.5; whichever it is, the answer must be one of two.
-    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
-        return;
-    };
-    let path = folder.path().join("f.bin");
-    std::fs::write(&path, [byte(0, 0)]).unwrap();
-    match Pread::direct(std::slice::from_ref(&path), Some(1)) {
-        Ok(backend) => assert_eq!(&*get(&backend, range(0, 0, 1)), [byte(0, 0)]),
-        Err(error) => {
+fn a_file_that_takes_no_direct_reads() {
+    // Files that the kernel makes up are never read directly.
+    let paths = [PathBuf::from("/proc/version")];
+    for backend in [Choice::Pread, Choice::Uring] {
+        let named = Options {
+            backend,
+            direct: Direct::On,
+            ..Options::default()
+        };
+        let error = open(&paths, &named).err().unwrap();
+        if error.kind() != ErrorKind::Unavailable {
             assert_eq!(
                 (error.kind(), error.file()),
-                (ErrorKind::NoDirect, Some(&*path))
+                (ErrorKind::NoDirect, Some(&*paths[0]))
             );
             assert!(error.to_string().contains("--direct off"), "{error}");
         }

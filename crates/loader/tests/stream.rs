@@ -4,20 +4,23 @@ mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use common::{expected, range};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use sluice_loader::{Error, ErrorKind, Faults, Memory, Schedule, Step, Stream};
+use sluice_loader::{
+    Backend, ByteRange, Error, ErrorKind, Failed, Faults, Filled, Memory, Schedule, Slot, Step,
+    Stream, Ticket, Traffic,
+};
 
 /// Length of each of the two files in bytes.
 const LENGTH: u64 = 5_000;
 
 /// Far longer than any case takes: only a stream that is stuck gets here.
-const STUCK: Duration = Duration::from_secs(60);
+const STUCK: Duration = Duration::from_secs(20);
 
 /// One random case.
 #[derive(Clone, Debug)]
@@ -102,7 +105,7 @@ impl Plan {
             }
         }
         let next = AtomicU64::new(0);
-        let announced = std::sync::Mutex::new(1); // passes
+        let announced = Mutex::new(1); // passes
         let work = || -> Result<(), Error> {
             loop {
                 let turn = next.fetch_add(1, Ordering::Relaxed) as usize;
@@ -354,6 +357,82 @@ fn the_memory_of_a_leaked_loan_is_never_lent_again() {
         assert_ne!(stream.loan(position).unwrap().as_ptr(), address);
     }
     assert_eq!(memory.slots_made(), 3, "one for the leaked");
+}
+
+/// A lazy backend whose every odd read is over only when the next one has begun.
+struct Paired {
+    memory: Memory,
+    begun: Mutex<u64>,
+    more: Condvar,
+}
+
+impl Backend for Paired {
+    fn slot(&self, capacity: usize) -> sluice_loader::Result<Slot> {
+        self.memory.slot(capacity)
+    }
+
+    fn submit(&self, slot: Slot, range: ByteRange) -> Ticket {
+        self.memory.submit(slot, range)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<Filled, Failed> {
+        let mut begun = self.begun.lock().unwrap();
+        *begun += 1;
+        self.more.notify_all();
+        let even = begun.next_multiple_of(2);
+        let (begun, end) = self
+            .more
+            .wait_timeout_while(begun, STUCK, |begun| *begun < even)
+            .unwrap();
+        assert!(!end.timed_out(), "nobody began read {even}");
+        drop(begun);
+        self.memory.wait(ticket)
+    }
+
+    fn release(&self, filled: Filled) -> Slot {
+        self.memory.release(filled)
+    }
+
+    fn read(&self, range: ByteRange, into: &mut [u8]) -> sluice_loader::Result<Traffic> {
+        self.memory.read(range, into)
+    }
+
+    fn depth(&self) -> usize {
+        0
+    }
+
+    fn name(&self) -> &'static str {
+        "paired"
+    }
+
+    fn describe(&self) -> String {
+        "paired".to_owned()
+    }
+}
+
+#[test]
+fn two_workers_on_one_step_read_two() {
+    let memory = Memory::new(vec![expected(range(0, 0, LENGTH as usize))]);
+    let paired = Paired {
+        memory,
+        begun: Mutex::new(0),
+        more: Condvar::new(),
+    };
+    let step = |i: u32| Step {
+        range: range(0, u64::from(i) * 10, 10),
+        loans: 2,
+        resident: i == 3,
+    };
+    let schedule = Schedule::new((0..4).map(step).collect(), vec![(0..4).collect()]).unwrap();
+    let stream = Stream::new(Arc::new(paired), schedule, 2).unwrap();
+    stream.announce(0);
+    // Both want the same step all the time; one that looked on while the other reads would never begin the second read.
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| (0..4).for_each(|position| drop(stream.loan(position).unwrap())));
+        }
+    });
+    assert_eq!(stream.stats().reads, 4);
 }
 
 #[test]
