@@ -1,7 +1,7 @@
 //! The command line: every flag, its default, its help.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -41,6 +41,15 @@ pub enum Command {
 }
 
 impl Command {
+    pub fn model(&self) -> &Path {
+        match self {
+            Self::Run(a) => &a.model,
+            Self::Inspect(a) => &a.model,
+            Self::Tokenize(a) => &a.model,
+            Self::Logits(a) => &a.model,
+        }
+    }
+
     pub fn wants_json(&self) -> bool {
         match self {
             Self::Run(a) => a.json,

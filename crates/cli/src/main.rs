@@ -16,6 +16,7 @@ mod prompt;
 mod run;
 mod tokenize;
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -29,28 +30,26 @@ use crate::io::{Failure, note};
 fn main() -> ExitCode {
     // Times count from here: the loader and the runtime before it take about a millisecond.
     let started = Instant::now();
-    let (result, json) = match Cli::try_parse() {
-        Ok(cli) => {
-            let json = cli.command.wants_json();
-            (execute(&cli.command, started), json)
-        }
+    let (outcome, model, json) = match Cli::try_parse() {
+        Ok(cli) => (
+            execute(&cli.command, started),
+            Some(cli.command.model().to_owned()),
+            cli.command.wants_json(),
+        ),
         // The flags are unknown, so whether JSON is wanted can only be guessed from the words.
         Err(error) => (
             unparsed(&error),
+            None,
             std::env::args_os().any(|word| word == "--json"),
         ),
     };
-    match result {
+    match outcome {
         Ok(code) => code,
         // Whoever read our output has seen enough.
         Err(Failure::ClosedPipe) => ExitCode::SUCCESS,
         Err(Failure::Error(error)) => {
-            let code = match &error {
-                Error::Interrupted => interrupt::EXIT_CODE,
-                e if e.is_usage() => 2,
-                _ => 1,
-            };
-            let message = io::one_line(&error.to_string());
+            let code = exit_code(&error);
+            let message = io::one_line(&message(&error, model.as_deref()));
             note(&format!("error: {message}"));
             if json {
                 // A script that reads JSON gets a document in every case; if nobody reads it there is nobody to tell.
@@ -61,6 +60,29 @@ fn main() -> ExitCode {
             }
             ExitCode::from(code)
         }
+    }
+}
+
+fn exit_code(error: &Error) -> u8 {
+    match error {
+        Error::Interrupted => interrupt::EXIT_CODE,
+        e if e.is_usage() => 2,
+        _ => 1,
+    }
+}
+
+/// The error's line; where a shard is at fault, with the name of the model that was asked for.
+fn message(error: &Error, model: Option<&Path>) -> String {
+    let at_fault = match error {
+        Error::Header(e) => e.path(),
+        Error::Stream(e) => e.file(),
+        _ => None,
+    };
+    match (at_fault, model) {
+        (Some(file), Some(model)) if file != model => {
+            format!("{error} (needed by {})", model.display())
+        }
+        _ => error.to_string(),
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each test binary uses its own part
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -11,7 +12,8 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use sluice_fixtures::{Spec, TensorType};
+use sluice_fixtures::{Spec, TensorType, vocab};
+use sluice_model::gguf::Gguf;
 use tempfile::TempDir;
 
 /// How long a run may take before it counts as hung: far beyond what any takes on a loaded machine.
@@ -35,8 +37,27 @@ pub fn model() -> (TempDir, PathBuf) {
     write(&tiny(), "tiny.gguf")
 }
 
+/// A model that generates for as long as anybody wants: room without end, and the token that ends a text never wins.
+pub fn endless() -> (TempDir, PathBuf) {
+    let (dir, path) = write(
+        &Spec {
+            context: 1 << 30,
+            ..tiny()
+        },
+        "endless.gguf",
+    );
+    let gguf = Gguf::open(&path).expect("a tiny model");
+    let head = gguf.tensor("output.weight").expect("a head");
+    let row = (head.len / head.dims()[1]) as usize;
+    let at = head.offset as usize + row * vocab::EOS_ID as usize;
+    let mut bytes = std::fs::read(&path).expect("the model");
+    // Zeros make a logit of 0, and of 320 random ones the highest is above that.
+    bytes[at..at + row].fill(0);
+    std::fs::write(&path, bytes).expect("the model again");
+    (dir, path)
+}
+
 /// What a run left behind.
-#[derive(Debug)]
 pub struct Ran {
     /// Exit code; None after a signal.
     pub code: Option<i32>,
@@ -72,6 +93,17 @@ impl Ran {
             assert!(lines[0].contains(word), "{word:?} is not in {:?}", lines[0]);
         }
         self
+    }
+}
+
+impl fmt::Debug for Ran {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = String::from_utf8_lossy(&self.stdout);
+        write!(
+            f,
+            "exit {:?}, stdout {text:?}, stderr {:?}",
+            self.code, self.stderr
+        )
     }
 }
 
