@@ -4,37 +4,24 @@ use crate::fetch::fetch;
 use crate::sh::Result;
 use crate::sluice::{Outcome, build, number, run_json, string};
 
-/// A question in the form that the model was tuned on, with an answer that everybody can judge.
-const PROMPT: &str = "<|im_start|>user\nWhy is the sky blue? Answer in two sentences.<|im_end|>\n<|im_start|>assistant\n";
-/// Long enough for the answer; every backend needs a second or two.
-const TOKENS: &str = "80";
+/// A question that a model of this size answers in sensible sentences, and with an end.
+const QUESTION: &str = "Explain in a few sentences what a library is for.";
+/// Nothing is kept in memory. The answer has 89 tokens; a model that rambles is cut off.
+const FLAGS: &str = "-n 120 --layers stream --stream-lm-head";
 const BACKENDS: [&str; 3] = ["mmap", "pread", "uring"];
 
 /// Runs the demonstration; fails when two backends give different texts.
 pub fn demo() -> Result {
     let model = fetch()?;
     let binary = build()?;
-    println!("{}", PROMPT.trim_end());
+    // The form that the model was tuned on.
+    let prompt = format!("<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n");
+    println!("\n{QUESTION}");
     let mut texts: Vec<(&str, String)> = Vec::new();
     let mut rows = Vec::new();
     for backend in BACKENDS {
-        let flags = [
-            "-p",
-            PROMPT,
-            "-n",
-            TOKENS,
-            "--temp",
-            "0",
-            "--layers",
-            "stream",
-            "--stream-lm-head",
-        ];
-        let flags: Vec<String> = flags
-            .into_iter()
-            .chain(["--backend", backend])
-            .map(String::from)
-            .collect();
-        let report = match run_json(&binary, &model, &flags, None)? {
+        let flags = format!("--backend {backend} {FLAGS}");
+        let report = match run_json(&binary, &model, &prompt, &flags, None)? {
             Outcome::Report(report) => report,
             Outcome::Forbidden { reason, .. } => {
                 rows.push(format!("{backend:<8}  not on this machine: {reason}"));

@@ -3,6 +3,7 @@
 use crate::sh::{Result, cargo, command, output_within, run, target_dir};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 /// Builds the release binary, which is what users run, and gives its path.
@@ -27,22 +28,23 @@ pub enum Outcome {
     },
 }
 
-/// Runs `sluice run MODEL … --json` with `flags`, and `isa` as the forced CPU level if there is one.
+/// Runs `sluice run MODEL -p PROMPT --temp 0 --json` with more `flags`, separated by blanks, and `isa` as the forced CPU
+/// level if there is one.
 pub fn run_json(
     binary: &Path,
     model: &Path,
-    flags: &[String],
+    prompt: &str,
+    flags: &str,
     isa: Option<&str>,
 ) -> Result<Outcome> {
     let program = binary
         .to_str()
         .ok_or_else(|| format!("{}: not UTF-8", binary.display()))?;
-    let mut command = command(program, &["run"]);
+    let mut command = command(program, &["run", "-p", prompt, "--temp", "0", "--json"]);
     command
         .arg(model)
-        .args(flags)
-        .arg("--json")
-        .stdin(std::process::Stdio::null());
+        .args(flags.split_whitespace())
+        .stdin(Stdio::null());
     if let Some(isa) = isa {
         command.env("SLUICE_ISA", isa);
     }
@@ -52,7 +54,7 @@ pub fn run_json(
         let report = serde_json::from_slice(&output.stdout);
         return report
             .map(Outcome::Report)
-            .map_err(|error| format!("{}: bad JSON: {error}", flags.join(" ")));
+            .map_err(|error| format!("{flags}: bad JSON: {error}"));
     }
     match forbidden(&said) {
         Some(what) if output.status.code() == Some(1) => {
@@ -60,8 +62,7 @@ pub fn run_json(
             Ok(Outcome::Forbidden { what, reason })
         }
         _ => Err(format!(
-            "sluice run {} failed: {}\n{}",
-            flags.join(" "),
+            "sluice run {flags} failed: {}\n{}",
             output.status,
             said.trim_end()
         )),

@@ -14,14 +14,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// One way to run a model.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Cell {
     backend: &'static str,
     direct: bool,
     layers: &'static str,
-    head: &'static [&'static str],
+    head: &'static str,
     threads: u32,
-    work: &'static [&'static str],
+    work: &'static str,
     isa: Option<&'static str>,
 }
 
@@ -47,61 +47,39 @@ const WAYS: [(&str, bool); 5] = [
 ];
 
 /// 7 rows divide no usual vocabulary and are no multiple of what a kernel takes at once.
-const HEADS: [&[&str]; 3] = [
-    &["--lm-head", "resident"],
-    &["--stream-lm-head"],
-    &["--stream-lm-head", "--lm-head-rows", "7"],
+const HEADS: [&str; 3] = [
+    "--lm-head resident",
+    "--stream-lm-head",
+    "--stream-lm-head --lm-head-rows 7",
 ];
 
 /// Chunk sizes and prompt batches: the usual ones; chunks of a few rows with the prompt token by token; chunks that
 /// split tensors unevenly with groups that do not divide the prompt.
-const WORK: [&[&str]; 3] = [
-    &[],
-    &["--chunk-bytes", "5000", "--prompt-batch", "1"],
-    &["--chunk-bytes", "70k", "--prompt-batch", "5"],
+const WORK: [&str; 3] = [
+    "",
+    "--chunk-bytes 5000 --prompt-batch 1",
+    "--chunk-bytes 70k --prompt-batch 5",
 ];
 
-/// 12 tokens or so in the tiny models' vocabulary: two whole groups of five and a rest.
+/// 9 and 12 tokens in the two tiny vocabularies: whole groups of five and a rest.
 const PROMPT: &str = "the same bits";
-const TOKENS: &str = "6";
 
-impl Cell {
-    fn flags(&self) -> Vec<String> {
-        let threads = self.threads.to_string();
-        let direct = if self.direct { "on" } else { "off" };
-        let fixed = [
-            "-p",
-            PROMPT,
-            "-n",
-            TOKENS,
-            "--temp",
-            "0",
-            "--threads",
-            &threads,
-        ];
-        let way = [
-            "--backend",
-            self.backend,
-            "--direct",
-            direct,
-            "--layers",
-            self.layers,
-        ];
-        [&fixed, &way[..], self.head, self.work]
-            .concat()
-            .into_iter()
-            .map(String::from)
-            .collect()
-    }
-}
-
+/// The flags of a cell, and how it is named in messages.
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let isa = self
-            .isa
-            .map(|isa| format!("SLUICE_ISA={isa} "))
-            .unwrap_or_default();
-        write!(f, "{isa}{}", self.flags()[6..].join(" "))
+        let Cell {
+            backend,
+            layers,
+            head,
+            threads,
+            work,
+            ..
+        } = self;
+        let direct = if self.direct { "on" } else { "off" };
+        write!(
+            f,
+            "--backend {backend} --direct {direct} --layers {layers} {head} --threads {threads} {work}"
+        )
     }
 }
 
@@ -122,14 +100,14 @@ fn cells() -> Vec<Cell> {
                     head,
                     threads,
                     work,
-                    ..usual.clone()
+                    ..usual
                 }));
             }
         }
         cells.push(Cell {
             layers: "resident",
             threads: 2,
-            ..usual.clone()
+            ..usual
         });
         cells.push(Cell {
             head: HEADS[1],
@@ -195,7 +173,7 @@ fn matrix(binary: &Path, model: &Path) -> Result {
     // The reasons for what the machine forbids, each with the number of cells that it leaves out.
     let mut skipped: BTreeMap<String, usize> = BTreeMap::new();
     for cell in cells() {
-        let verdict = match run_json(binary, model, &cell.flags(), cell.isa) {
+        let verdict = match run_json(binary, model, PROMPT, &format!("-n 6 {cell}"), cell.isa) {
             Ok(Outcome::Report(report)) => judge(&cell, &report, &mut wanted),
             Ok(Outcome::Forbidden { what, reason }) if sluice::required(what) => {
                 Err(format!("SLUICE_REQUIRE has {what}, but: {reason}"))
@@ -210,7 +188,10 @@ fn matrix(binary: &Path, model: &Path) -> Result {
             Ok(()) => equal += 1,
             Err(message) => {
                 failures += 1;
-                println!("FAIL {cell}\n    {message}");
+                println!(
+                    "FAIL {cell} SLUICE_ISA={}\n    {message}",
+                    cell.isa.unwrap_or("auto")
+                );
             }
         }
         // Without the plain cell there is nothing to compare with.
@@ -279,7 +260,10 @@ mod tests {
     #[test]
     fn cells_are_distinct_and_cover_the_matrix() {
         let all = cells();
-        let shown: HashSet<String> = all.iter().map(Cell::to_string).collect();
+        let shown: HashSet<String> = all
+            .iter()
+            .map(|cell| format!("{cell} {:?}", cell.isa))
+            .collect();
         assert_eq!(shown.len(), all.len());
         assert_eq!(all.len(), 1 + 5 * (3 * 3 * 3 + 2));
         assert!(!all.iter().any(|cell| cell.backend == "mmap" && cell.direct));
