@@ -1,8 +1,8 @@
 //! Streams a file through a backend and says how fast that was.
 //!
-//!     stream FILE [backend=auto|mmap|pread|uring] [direct=auto|on|off] [chunk=BYTES] [depth=N] [workers=N] [passes=N] [keep=N] [json]
+//!     stream FILE [backend=auto|mmap|pread|uring] [direct=auto|on|off] [chunk=BYTES] [depth=N] [workers=N] [passes=N] [keep=N] [share] [json]
 //!
-//! With keep=N every N-th chunk stays in memory.
+//! With keep=N every N-th chunk stays in memory. Workers take chunks in turn, or with share all a part of each.
 //!
 //! Every worker adds up what it borrows, so that the bytes have to arrive in its core.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // an example's output is its purpose
@@ -23,6 +23,7 @@ struct Args {
     workers: usize,
     passes: u64,
     keep: usize, // 0 for none
+    share: bool,
     json: bool,
 }
 
@@ -45,6 +46,7 @@ fn parse(mut given: impl Iterator<Item = String>) -> Result<Args, AnyError> {
         workers: 2,
         passes: 1,
         keep: 0,
+        share: false,
         json: false,
     };
     for word in given {
@@ -61,6 +63,7 @@ fn parse(mut given: impl Iterator<Item = String>) -> Result<Args, AnyError> {
             ("workers", workers) => args.workers = workers.parse()?,
             ("passes", passes) => args.passes = passes.parse()?,
             ("keep", keep) => args.keep = keep.parse()?,
+            ("share", "") => args.share = true,
             ("json", "") => args.json = true,
             _ => return Err(format!("{word}: no such option").into()),
         }
@@ -73,6 +76,7 @@ fn parse(mut given: impl Iterator<Item = String>) -> Result<Args, AnyError> {
 
 fn stream(args: &Args) -> Result<(), AnyError> {
     let length = std::fs::metadata(&args.path)?.len();
+    let loans = if args.share { args.workers as u32 } else { 1 };
     let starts = (0..length).step_by(args.chunk).enumerate();
     let steps: Vec<Step> = starts
         .map(|(number, offset)| {
@@ -84,7 +88,7 @@ fn stream(args: &Args) -> Result<(), AnyError> {
                     offset,
                     len,
                 },
-                loans: 1,
+                loans,
                 resident,
             }
         })
@@ -104,11 +108,16 @@ fn stream(args: &Args) -> Result<(), AnyError> {
     std::thread::scope(|scope| -> Result<(), AnyError> {
         let worker = || -> sluice_loader::Result<()> {
             loop {
-                let position = next.fetch_add(1, Ordering::Relaxed);
+                let turn = next.fetch_add(1, Ordering::Relaxed);
+                let (position, part) = (turn / u64::from(loans), turn % u64::from(loans));
                 if position >= count * args.passes {
                     return Ok(());
                 }
-                sum.fetch_add(add_up(&stream.loan(position)?), Ordering::Relaxed);
+                let loan = stream.loan(position)?;
+                let words = loan.len().div_ceil(8 * loans as usize) * 8; // so that parts add up to the whole
+                if let Some(part) = loan.chunks(words).nth(part as usize) {
+                    sum.fetch_add(add_up(part), Ordering::Relaxed);
+                }
             }
         };
         let workers: Vec<_> = (0..args.workers).map(|_| scope.spawn(worker)).collect();

@@ -2,7 +2,8 @@
 //!
 //! Positions count the steps of all announced passes from 0 and for ever. Reads are submitted in the order of positions,
 //! as long as there is a free slot, across the end of a pass into the next announced one. Workers wait for positions;
-//! the first to come waits on the backend, the others on the condition variable.
+//! the first to come waits on the backend, the others on the condition variable, or, where the backend is lazy, on the
+//! backend for a later position, so that no worker looks on while another copies.
 //!
 //! Why nobody waits for ever: every worker takes its loans in ascending order of position and holds at most one, and all
 //! loans of a pass are taken by somebody. Then the lowest position that is not done either has been submitted, or nothing

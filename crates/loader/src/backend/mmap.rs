@@ -2,7 +2,9 @@
 //!
 //! Lazy, and without memory of its own: a slot is empty, the bytes are the page cache's. What is mapped counts as ours
 //! while it is mapped, so releasing a chunk unmaps its pages (from this process, not from the cache: whoever else uses
-//! the file keeps it warm). A fault maps up to a whole folio, also before the chunk, so the drop reaches back.
+//! the file keeps it warm). A fault maps up to a whole folio, also before the chunk, so the drop reaches back. Where that
+//! hits a neighbour in use, or a resident, its pages are mapped again at the next touch, which was measured to cost no
+//! more than keeping account of who uses what.
 //!
 //! A file that is cut while it is mapped: populating notices and gives an error, and so does the check at the start of
 //! each pass. What remains is a cut between the populating of a chunk and its use by a kernel, or of a page that a
