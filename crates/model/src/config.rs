@@ -108,7 +108,7 @@ impl Config {
             .unwrap_or(key_len);
         let eps_key = "attention.layer_norm_rms_epsilon";
         let eps = match keys.gguf.float(&keys.full(eps_key))? {
-            Some(e) if e >= 0.0 && e < 1.0 => e as f32,
+            Some(e) if (0.0..1.0).contains(&e) => e as f32,
             Some(e) => {
                 return Err(keys.wrong(eps_key, format!("wanted a number from 0 to 1, found {e}")));
             }

@@ -69,7 +69,10 @@ pub enum Error {
     },
 
     /// Logits came out NaN or infinite; choosing a token from them would print nonsense without a word.
-    #[error("{}: non-finite logits at position {position} (id {id} has {value}): the weights are damaged, or an activation overflowed", shown(path))]
+    #[error(
+        "{}: non-finite logits at position {position} (id {id} has {value}): the weights are damaged, or an activation overflowed",
+        shown(path)
+    )]
     NonFinite {
         /// The model file.
         path: PathBuf,
@@ -130,7 +133,9 @@ fn advice(wanted: usize, longest: usize) -> String {
     if wanted <= longest {
         format!("raise --ctx (this model allows up to {longest})")
     } else {
-        format!("shorten the prompt: --ctx can be at most {longest}, as this model was trained for no more")
+        format!(
+            "shorten the prompt: --ctx can be at most {longest}, as this model was trained for no more"
+        )
     }
 }
 
@@ -146,20 +151,36 @@ mod tests {
         for error in [
             Error::key(bad, "llama.x", "wanted 1\n"),
             Error::tensor(bad, "t\n"),
-            Error::NonFinite { path: bad.into(), position: 1, id: 2, value: f32::NAN },
+            Error::NonFinite {
+                path: bad.into(),
+                position: 1,
+                id: 2,
+                value: f32::NAN,
+            },
             Error::Stream(read),
         ] {
             let line = error.to_string();
-            assert!(line.contains(shown) && !line.contains(char::is_control), "{line:?}");
+            assert!(
+                line.contains(shown) && !line.contains(char::is_control),
+                "{line:?}"
+            );
         }
     }
 
     #[test]
     fn a_longer_context_is_advised_only_where_it_helps() {
-        let error = |wanted| Error::Context { context: 8, wanted, longest: 16, detail: "a prompt".into() };
+        let error = |wanted| Error::Context {
+            context: 8,
+            wanted,
+            longest: 16,
+            detail: "a prompt".into(),
+        };
         assert!(error(16).to_string().contains("raise --ctx"));
         let beyond = error(17).to_string();
-        assert!(!beyond.contains("raise") && beyond.contains("17") && beyond.contains("at most 16"), "{beyond}");
+        assert!(
+            !beyond.contains("raise") && beyond.contains("17") && beyond.contains("at most 16"),
+            "{beyond}"
+        );
         assert!(error(17).is_usage());
     }
 

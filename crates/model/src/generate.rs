@@ -85,7 +85,8 @@ pub fn generate(
     // The last token that is chosen needs no position of its own.
     let most = options.max_tokens.min(room + 1);
     let mut history = prompt.to_vec();
-    let mut decoder = Decoder::new(tokenizer);
+    // The text goes on where the prompt ends, so a space at its beginning is part of it.
+    let mut decoder = Decoder::continuing(tokenizer);
     let mut filter = StopFilter::new(&options.stop);
     let mut out = Outcome {
         text: String::new(),

@@ -64,4 +64,6 @@ pub use session::{Report, Session};
 pub use sluice_gguf as gguf;
 /// CPU levels, for [`Model::open_with`].
 pub use sluice_kernels::Isa;
+/// The loader, for [`Session::with_backend`].
+pub use sluice_loader as loader;
 pub use stop::StopFilter;

@@ -223,3 +223,114 @@ fn whole_groups(rows: usize) -> usize {
         rows.max(1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weights::Matrix;
+    use proptest::prelude::*;
+    use sluice_kernels::Format;
+
+    /// A table of matrices `rows` × 256 in Q4_K (144 bytes a row), one behind the other.
+    fn table(rows: &[usize]) -> Table {
+        let mut offset = 4096;
+        let matrices = rows.iter().map(|&rows| {
+            let matrix = Matrix::new("m", Format::Q4_K, rows, 256, 0, offset);
+            offset += (rows * matrix.row_bytes) as u64;
+            matrix
+        });
+        Table::new(matrices.collect())
+    }
+
+    fn ids(count: usize) -> Vec<WeightId> {
+        (0..count as u32).map(WeightId).collect()
+    }
+
+    const STREAMED: Residency = Residency {
+        layers: false,
+        head: false,
+    };
+
+    proptest! {
+        /// Chunks cover every row once and in order, bands cover every chunk, and limits are kept.
+        #[test]
+        fn chunks_and_bands_cover_all_rows(
+            rows in proptest::collection::vec(1usize..3000, 1..6),
+            chunk_bytes in 1usize..400_000,
+            head_rows in 1usize..2000,
+            workers in 1usize..5,
+            chunk_is_band: bool,
+        ) {
+            let table = table(&rows);
+            let all = ids(rows.len());
+            let head = *all.last().expect("at least one matrix");
+            let cut = Cut { chunk_bytes, head_rows, workers, chunk_is_band };
+            let groups: Vec<Vec<WeightId>> = all.chunks(2).map(<[_]>::to_vec).collect();
+            let plan = Plan::new(std::slice::from_ref(&groups), &table, head, &cut, STREAMED);
+            let pass = &plan.passes[0];
+            let mut step = 0;
+            for (group, weights) in pass.groups.iter().zip(&groups) {
+                prop_assert_eq!(&group.weights, weights);
+                prop_assert_eq!(group.steps.start, step);
+                for weight in weights {
+                    let mut next = 0;
+                    while next < table.get(*weight).rows {
+                        let chunk = &plan.chunks[pass.steps[step] as usize];
+                        prop_assert_eq!((chunk.weight, chunk.rows.start), (*weight, next));
+                        let count = chunk.rows.len();
+                        prop_assert!(count == 1 || count * 144 <= chunk_bytes);
+                        prop_assert!(*weight != head || count <= head_rows);
+                        let full = chunk.rows.end < table.get(*weight).rows;
+                        prop_assert!(!full || count < ROW_GROUP || count.is_multiple_of(ROW_GROUP) || *weight == head);
+                        let bands: Vec<_> = chunk.bands().collect();
+                        prop_assert!(!chunk_is_band || bands.len() == 1);
+                        prop_assert_eq!(bands[0].start, chunk.rows.start);
+                        prop_assert!(bands.windows(2).all(|b| b[0].end == b[1].start));
+                        prop_assert_eq!(bands[bands.len() - 1].end, chunk.rows.end);
+                        next = chunk.rows.end;
+                        step += 1;
+                    }
+                    prop_assert_eq!(next, table.get(*weight).rows);
+                }
+                prop_assert_eq!(group.steps.end, step);
+            }
+            prop_assert_eq!(step, pass.steps.len());
+            let schedule = plan.schedule(&table).expect("a valid schedule");
+            let bytes: usize = rows.iter().map(|r| r * 144).sum();
+            prop_assert_eq!(schedule.streamed_bytes(0), bytes as u64);
+        }
+    }
+
+    #[test]
+    fn a_matrix_in_two_kinds_of_pass_has_one_set_of_chunks() {
+        let table = table(&[500, 300]);
+        let [layer, head] = [WeightId(0), WeightId(1)];
+        let cut = Cut {
+            chunk_bytes: 20_000,
+            head_rows: 1024,
+            workers: 2,
+            chunk_is_band: false,
+        };
+        let residency = Residency {
+            layers: true,
+            head: false,
+        };
+        let plan = Plan::new(
+            &[vec![vec![layer], vec![head]], vec![vec![layer]]],
+            &table,
+            head,
+            &cut,
+            residency,
+        );
+        let [with_head, without] = &plan.passes[..] else {
+            panic!("two kinds")
+        };
+        assert_eq!(with_head.steps[..without.steps.len()], without.steps[..]);
+        let schedule = plan.schedule(&table).expect("a valid schedule");
+        assert_eq!(schedule.resident_bytes(), 500 * 144);
+        assert_eq!(
+            (schedule.streamed_bytes(0), schedule.streamed_bytes(1)),
+            (300 * 144, 0)
+        );
+    }
+}

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sluice_kernels::{QuantRows, dequantise};
-use sluice_loader::Stream;
+use sluice_loader::{Backend, Stream};
 
 use crate::digest::Digest;
 use crate::error::{Error, Result};
@@ -80,28 +80,6 @@ impl<'m> Session<'m> {
     /// # Errors
     /// When options contradict each other or the model, or the backend asked for is not to be had.
     pub fn open(model: &'m Model, options: &Options) -> Result<Self> {
-        let longest = model.longest_context();
-        if options.context > longest {
-            return Err(Error::Context {
-                context: longest,
-                wanted: options.context,
-                longest,
-                detail: "the context asked for".into(),
-            });
-        }
-        for (value, flag) in [
-            (Some(options.head_rows), "--lm-head-rows"),
-            (options.chunk_bytes, "--chunk-bytes"),
-            (options.prompt_batch, "--prompt-batch"),
-            (options.threads, "--threads"),
-        ] {
-            if value == Some(0) {
-                return Err(Error::Usage(format!("{flag} 0: wanted at least 1")));
-            }
-        }
-        let team = Arc::new(Team::new(
-            options.threads.unwrap_or_else(Team::default_workers),
-        )?);
         let mut notes = Vec::new();
         let residency = residency(model, options, &mut notes);
         let all_resident = residency.layers && residency.head;
@@ -115,21 +93,51 @@ impl<'m> Session<'m> {
             },
         )?;
         notes.extend(opened.notes);
+        Self::start(model, options, opened.backend, residency, notes)
+    }
+
+    /// As [`Session::open`], with weights from a backend of the caller's, which must hold the model's files in order.
+    /// The options' own backend and direct are not looked at.
+    ///
+    /// # Errors
+    /// When options contradict each other or the model.
+    pub fn with_backend(
+        model: &'m Model,
+        options: &Options,
+        backend: Arc<dyn Backend>,
+    ) -> Result<Self> {
+        let mut notes = Vec::new();
+        let residency = residency(model, options, &mut notes);
+        Self::start(model, options, backend, residency, notes)
+    }
+
+    fn start(
+        model: &'m Model,
+        options: &Options,
+        backend: Arc<dyn Backend>,
+        residency: Residency,
+        mut notes: Vec<String>,
+    ) -> Result<Self> {
+        check_options(model, options)?;
+        let team = Arc::new(Team::new(
+            options.threads.unwrap_or_else(Team::default_workers),
+        )?);
         let cut = Cut {
             chunk_bytes: options.chunk_bytes.unwrap_or(DEFAULT_CHUNK_BYTES),
             head_rows: options.head_rows,
             workers: team.workers(),
-            chunk_is_band: opened.backend.depth() == 0,
+            chunk_is_band: backend.depth() == 0,
         };
         let llama = &model.llama;
+        let head = llama.output.head.weight;
         let plan = Plan::new(
             &llama.record(model.isa)?,
             &model.table,
-            llama.output.head.weight,
+            head,
             &cut,
             residency,
         );
-        let stream = Stream::new(opened.backend, plan.schedule(&model.table)?, team.workers())?;
+        let stream = Stream::new(backend, plan.schedule(&model.table)?, team.workers())?;
         let kv = KvCache::new(&llama.config, options.kv)?;
         notes.push(format!(
             "keys and values in {}: {:.1} MB when all {} positions are used",
@@ -142,16 +150,17 @@ impl<'m> Session<'m> {
                 .clamp(*BATCH.start(), *BATCH.end())
         });
         let cancel = Arc::clone(&options.cancel);
+        let weights = StreamedWeights::new(
+            &model.table,
+            plan,
+            stream,
+            Arc::clone(&team),
+            model.isa,
+            cancel,
+        );
         Ok(Self {
             model,
-            weights: StreamedWeights::new(
-                &model.table,
-                plan,
-                stream,
-                Arc::clone(&team),
-                model.isa,
-                cancel,
-            ),
+            weights,
             team,
             kv,
             state: State::new(),
@@ -405,4 +414,28 @@ fn residency(model: &Model, options: &Options, notes: &mut Vec<String>) -> Resid
         layers: stays(options.layers),
         head: stays(options.head),
     }
+}
+
+/// Refuses options that contradict the model or make no sense, naming the flag.
+fn check_options(model: &Model, options: &Options) -> Result<()> {
+    let longest = model.longest_context();
+    if options.context > longest {
+        return Err(Error::Context {
+            context: longest,
+            wanted: options.context,
+            longest,
+            detail: "the context asked for".into(),
+        });
+    }
+    for (value, flag) in [
+        (Some(options.head_rows), "--lm-head-rows"),
+        (options.chunk_bytes, "--chunk-bytes"),
+        (options.prompt_batch, "--prompt-batch"),
+        (options.threads, "--threads"),
+    ] {
+        if value == Some(0) {
+            return Err(Error::Usage(format!("{flag} 0: wanted at least 1")));
+        }
+    }
+    Ok(())
 }

@@ -152,9 +152,12 @@ impl Weights for StreamedWeights<'_> {
         let tasks = Mutex::new(tasks(chunks, group, ys, x.tokens()));
         let failure = Mutex::new(None);
         self.team.run(|_| {
-            while let Some(task) = lock(&tasks).next() {
+            loop {
+                // A statement of its own, so that the lock is not held while the band is multiplied.
+                let task = lock(&tasks).next();
+                let Some(task) = task else { break };
                 if let Err(e) = self.run(task, x) {
-                    *lock(&failure) = Some(e);
+                    lock(&failure).get_or_insert(e);
                     // Nobody takes another task: the region ends early.
                     lock(&tasks).by_ref().for_each(drop);
                 }

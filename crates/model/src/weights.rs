@@ -47,6 +47,30 @@ pub struct Matrix {
 }
 
 impl Matrix {
+    /// A matrix of `rows` × `cols` whose first row is at `offset` of file number `file`.
+    ///
+    /// # Panics
+    /// When `cols` is no whole number of blocks; the header's check has seen to that.
+    pub(crate) fn new(
+        name: &str,
+        format: Format,
+        rows: usize,
+        cols: usize,
+        file: u16,
+        offset: u64,
+    ) -> Self {
+        let row_bytes = format.row_bytes(cols).expect("whole blocks");
+        Self {
+            name: name.to_owned(),
+            format,
+            rows,
+            cols,
+            row_bytes,
+            file: FileIndex(file),
+            offset,
+        }
+    }
+
     /// Where the bytes of these rows are.
     ///
     /// # Panics
@@ -72,6 +96,11 @@ pub struct Table {
 }
 
 impl Table {
+    #[cfg(test)]
+    pub(crate) fn new(matrices: Vec<Matrix>) -> Self {
+        Self { matrices }
+    }
+
     /// The matrix of this number.
     ///
     /// # Panics
@@ -162,15 +191,9 @@ impl<'a> Finder<'a> {
         // An unsupported type is noted and the search goes on: the caller hears of all of them at once.
         let format = self.format_of(info).unwrap_or(Format::F32);
         let id = WeightId(self.table.matrices.len() as u32);
-        self.table.matrices.push(Matrix {
-            name: name.to_owned(),
-            format,
-            rows: found_rows as usize,
-            cols,
-            row_bytes: info.row_bytes() as usize,
-            file: FileIndex(info.file as u16),
-            offset: info.offset,
-        });
+        let rows = found_rows as usize;
+        let matrix = Matrix::new(name, format, rows, cols, info.file as u16, info.offset);
+        self.table.matrices.push(matrix);
         Ok(id)
     }
 

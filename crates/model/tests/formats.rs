@@ -3,6 +3,12 @@
 //! The exact values come from a float64 program that quantises nothing on the way; `data/oracle_formats.py` says how
 //! they were made.
 
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test that measures says what"
+)]
+
 mod common;
 
 use serde_json::Value;

@@ -1,5 +1,11 @@
 //! The real model against exact values: what it would say with unquantised activations, and its perplexity.
 
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test that measures says what"
+)]
+
 mod common;
 
 use serde_json::Value;
