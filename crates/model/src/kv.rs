@@ -205,3 +205,112 @@ impl LayerKv {
         self.value_at(self.kv_heads)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RopeConfig;
+    use sluice_kernels::RopeStyle;
+
+    fn config(key_len: usize, value_len: usize, kv_heads: &[usize]) -> Config {
+        Config {
+            arch: "llama".into(),
+            dim: 64,
+            ffn: 64,
+            heads: 4,
+            kv_heads: kv_heads.to_vec(),
+            key_len,
+            value_len,
+            eps: 1e-5,
+            context: 128,
+            rope: RopeConfig {
+                style: RopeStyle::Interleaved,
+                dim: key_len,
+                base: 1e4,
+                linear_factor: 1.0,
+            },
+        }
+    }
+
+    /// A number that tells layer, position, head and element apart and that every format stores exactly.
+    fn mark(layer: usize, position: usize, head: usize, element: usize) -> f32 {
+        ((layer * 7 + position * 13 + head * 5 + element) % 100) as f32
+    }
+
+    #[test]
+    fn rows_come_back_from_every_page_whatever_the_batches() {
+        let (key_len, value_len) = (32, 64);
+        let kv_heads = [2, 4];
+        let config = config(key_len, value_len, &kv_heads);
+        for format in KvFormat::ALL {
+            let mut cache = KvCache::new(&config, format).expect("whole blocks");
+            let rows = |layer: usize, first: usize, count: usize, len: usize| -> Vec<f32> {
+                let at = |i: usize| {
+                    (
+                        first + i / (kv_heads[layer] * len),
+                        i / len % kv_heads[layer],
+                        i % len,
+                    )
+                };
+                (0..count * kv_heads[layer] * len)
+                    .map(|i| {
+                        let (position, head, element) = at(i);
+                        mark(layer, position, head, element)
+                    })
+                    .collect()
+            };
+            let isa = Isa::scalar();
+            for layer in 0..2 {
+                let mut first = 0;
+                for count in [1, PAGE - 1, 1, 2 * PAGE + 3] {
+                    let (k, v) = (
+                        rows(layer, first, count, key_len),
+                        rows(layer, first, count, value_len),
+                    );
+                    cache.layer(layer).store(first, &k, &v);
+                    first += count;
+                }
+                let mut out = vec![0.0; PAGE * value_len];
+                for position in 0..first {
+                    let (page, slot) = (position / PAGE, position % PAGE);
+                    for head in 0..kv_heads[layer] {
+                        // Q8_0 is exact to 1/254 of the largest in its block, and rounds its scale to f16.
+                        let close = |found: f32, wanted: f32| {
+                            let bound = if format == KvFormat::Q8_0 { 0.5 } else { 0.0 };
+                            assert!(
+                                (found - wanted).abs() <= bound,
+                                "{format:?} {layer} {position} {head}: {found} {wanted}"
+                            );
+                        };
+                        cache.layer(layer).keys(isa, page, head, slot + 1, &mut out);
+                        (0..key_len).for_each(|e| {
+                            close(out[slot * key_len + e], mark(layer, position, head, e))
+                        });
+                        cache
+                            .layer(layer)
+                            .values(isa, page, head, slot + 1, &mut out);
+                        (0..value_len).for_each(|e| {
+                            close(out[slot * value_len + e], mark(layer, position, head, e))
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_are_whole_pages_and_blocks_must_divide_heads() {
+        let cache =
+            KvCache::new(&config(32, 64, &[2, 4]), KvFormat::F16).expect("any length will do");
+        assert_eq!(cache.bytes_for(0), 0);
+        assert_eq!(cache.bytes_for(1), PAGE * 6 * 96 * 2);
+        assert_eq!(cache.bytes_for(PAGE + 1), 2 * PAGE * 6 * 96 * 2);
+        let Err(error) = KvCache::new(&config(48, 48, &[2]), KvFormat::Q8_0) else {
+            panic!("48 is no whole block")
+        };
+        assert!(
+            error.is_usage() && error.to_string().contains("--kv q8_0"),
+            "{error}"
+        );
+    }
+}
