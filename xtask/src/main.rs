@@ -24,7 +24,7 @@ usage: cargo xtask COMMAND
   demo            fetch, build, and run one prompt through every backend
   tidy            rules on the sources that no lint knows
   smoke [MODEL]   run a model (default: two tiny ones, written here) every way; the logits must not differ by a bit
-  synth TYPE OUT  write the tiny model whose every matrix is of TYPE, such as Q4_K
+  synth NAME OUT  write a tiny model: every matrix of one type (Q4_K), or one with a feature (tied, qwen2)
   ci              everything that has to pass: tidy, fmt, clippy, fetch, tests, loom, docs, smoke
 
 environment

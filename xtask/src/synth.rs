@@ -6,17 +6,17 @@ use std::fs::File;
 use std::io::BufWriter;
 use std::path::Path;
 
-/// Writes the tiny model whose every matrix is of the type called `format` (`Q4_K`; case does not matter).
-pub fn synth(format: &str, path: &Path) -> Result {
-    let ty =
-        TensorType::from_name(&format.to_uppercase()).filter(|ty| blocks::FORMATS.contains(ty));
-    let ty = ty.ok_or_else(|| {
+/// Writes the tiny model called `name`: a tensor type or a feature, see [`Spec::named`].
+pub fn synth(name: &str, path: &Path) -> Result {
+    let spec = Spec::named(name).ok_or_else(|| {
+        let types = blocks::FORMATS.map(TensorType::name);
         format!(
-            "{format}: wanted one of {}",
-            blocks::FORMATS.map(TensorType::name).join(", ")
+            "{name}: wanted one of {}, {}",
+            types.join(", "),
+            Spec::FEATURES.join(", ")
         )
     })?;
-    write(&Spec::tiny(ty), path)
+    write(&spec, path)
 }
 
 /// Writes the model of `spec` to `path`.
@@ -35,7 +35,7 @@ mod tests {
         for format in ["Q9_X", "IQ1_S"] {
             let message = synth(format, Path::new("/nowhere/a.gguf")).unwrap_err();
             assert!(
-                message.contains(format) && message.contains("Q4_K"),
+                message.contains(format) && message.contains("Q4_K") && message.contains("tied"),
                 "{message}"
             );
         }

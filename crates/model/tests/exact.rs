@@ -1,6 +1,7 @@
-//! A tiny model of each format, every matrix of that type: all logits against exact ones.
+//! Tiny models against exact logits: one per format, every matrix of that type, and one per feature of the
+//! architecture, in F32.
 //!
-//! The exact values come from a float64 program that quantises nothing on the way; `data/oracle_formats.py` says how
+//! The exact values come from a float64 program that quantises nothing on the way; `data/exact_logits.py` says how
 //! they were made.
 
 #![allow(
@@ -33,8 +34,8 @@ fn bound(format: TensorType) -> f64 {
 const LARGEST: f64 = 4.5;
 
 #[test]
-fn every_format_gives_the_exact_logits_within_its_bound() {
-    let text = std::fs::read_to_string(data("oracle_formats.json")).expect("oracle values");
+fn every_format_and_feature_gives_the_exact_logits_within_its_bound() {
+    let text = std::fs::read_to_string(data("exact_logits.json")).expect("oracle values");
     let golden: Value = serde_json::from_str(&text).expect("JSON");
     let numbers = |v: &Value| {
         v.as_array()
@@ -48,21 +49,23 @@ fn every_format_gives_the_exact_logits_within_its_bound() {
         .iter()
         .map(|v| *v as usize)
         .collect();
-    let formats = golden["logits"].as_object().expect("logits by format");
-    assert_eq!(
-        formats.len(),
-        sluice_model::supported_formats().len(),
-        "a format without exact values"
-    );
-    for (name, exact) in formats {
-        let format = TensorType::from_name(name).expect("a tensor type");
+    let models = golden["logits"].as_object().expect("logits by model");
+    let wanted = sluice_model::supported_formats()
+        .into_iter()
+        .chain(Spec::FEATURES);
+    for name in wanted {
+        assert!(models.contains_key(name), "{name} has no exact values");
+    }
+    for (name, exact) in models {
+        let spec = Spec::named(name).expect("a model that the fixtures know");
+        let format = spec.format;
         let exact: Vec<Vec<f64>> = exact
             .as_array()
             .expect("rows")
             .iter()
             .map(numbers)
             .collect();
-        let (_dir, path) = write(&Spec::tiny(format));
+        let (_dir, path) = write(&spec);
         for isa in Isa::available() {
             let model = Model::open_with(&path, isa).expect("a tiny model");
             // An f32 cache: the exact program rounds nothing there either.
@@ -91,7 +94,7 @@ fn every_format_gives_the_exact_logits_within_its_bound() {
             assert_eq!(count, positions.len() * 320);
             let mean = (squares / f64::from(count as u32)).sqrt();
             println!(
-                "{name:5} on {}: largest difference {worst:.2e}, root mean square {mean:.2e} of the logits' own",
+                "{name:11} on {}: largest difference {worst:.2e}, root mean square {mean:.2e} of the logits' own",
                 isa.name()
             );
             assert!(
