@@ -268,7 +268,7 @@ pub enum Backend {
     /// The fastest that works here
     #[default]
     Auto,
-    /// Mapped pages, dropped after use
+    /// Mapped pages, dropped after use; for files that nobody cuts short meanwhile (SIGBUS)
     Mmap,
     /// Plain reads
     Pread,

@@ -164,7 +164,9 @@ fn text(gguf: &Gguf, d: &Document) -> String {
         let more = if cut.len() < value.len() { "…" } else { "" };
         line(format!("  {} = {cut}{more}", one_line(key)));
     }
-    line("\ntypes".into());
+    if !d.types.is_empty() {
+        line("\ntypes".into());
+    }
     for t in &d.types {
         line(format!(
             "  {:<8} {:>5} tensors {:>12}",

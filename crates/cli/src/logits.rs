@@ -83,7 +83,7 @@ fn highest(row: &[f32], k: usize) -> Vec<(u32, f32)> {
     order.into_iter().map(|id| (id, row[id as usize])).collect()
 }
 
-/// −log softmax(row)[id] in f64.
+/// The negative logarithm of what softmax gives `id`, in nats, computed in f64.
 fn negative_log_likelihood(row: &[f32], id: usize) -> f64 {
     let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
     let sum: f64 = row.iter().map(|v| (f64::from(*v) - max).exp()).sum();

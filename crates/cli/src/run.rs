@@ -137,8 +137,8 @@ fn traffic(report: &Report) -> [String; 2] {
         report.reads
     );
     let how = format!(
-        "{} threads with {} waited {:.3} s in all for {}",
-        report.threads, report.isa, report.wait_s, report.describe
+        "backend: {}; {} threads ({}) waited {:.3} s in all for bytes",
+        report.describe, report.threads, report.isa, report.wait_s
     );
     [read, how]
 }

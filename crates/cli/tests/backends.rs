@@ -1,5 +1,7 @@
 //! Backends by name and by choice: no silent fallback, the same text, and files that change under a run.
 
+#![allow(clippy::print_stderr, reason = "a skip must be seen")]
+
 mod common;
 
 use std::fs::{self, OpenOptions};

@@ -1,6 +1,8 @@
 //! The shared collection of odd and hostile models, run as a user would: SLUICE_SHARED names the folder that has
 //! `cases/files` in it. Elsewhere these tests say that they skip.
 
+#![allow(clippy::print_stderr, reason = "a skip must be seen")]
+
 mod common;
 
 use std::ffi::OsStr;
