@@ -24,6 +24,9 @@ pub fn ci() -> Result {
             "warnings",
         ]))
     })?;
+    step(&mut times, "doc", || {
+        run(cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
+    })?;
     step(&mut times, "fetch", || {
         model = fetch::fetch()?;
         Ok(())
@@ -40,9 +43,6 @@ pub fn ci() -> Result {
             .env("SLUICE_REQUIRE", &required))
     })?;
     step(&mut times, "loom", loom)?;
-    step(&mut times, "doc", || {
-        run(cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
-    })?;
     step(&mut times, "smoke", || smoke::smoke(None))?;
     println!("\nall steps passed");
     for (name, seconds) in times {

@@ -25,7 +25,7 @@ usage: cargo xtask COMMAND
   tidy            rules on the sources that no lint knows
   smoke [MODEL]   run a model (default: two tiny ones, written here) every way; the logits must not differ by a bit
   synth NAME OUT  write a tiny model: every matrix of one type (Q4_K), or one with a feature (tied, qwen2)
-  ci              everything that has to pass: tidy, fmt, clippy, fetch, tests, loom, docs, smoke
+  ci              everything that has to pass: tidy, fmt, clippy, docs, fetch, tests, loom, smoke
 
 environment
   SLUICE_CACHE    where fetched files go (default: $XDG_CACHE_HOME/sluice, else ~/.cache/sluice)
