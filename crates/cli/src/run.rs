@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use sluice_model::{
-    Error, GenerateOptions, Options, Outcome, ProcessMemory, Report, Sampler, Session, StopReason,
-    generate,
+    Error, GenerateOptions, Model, Options, Outcome, ProcessMemory, Report, Sampler, Session,
+    StopReason, generate,
 };
 
 use crate::io::{Failure, note, print, print_json};
@@ -23,15 +23,7 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
     let text = args.prompt.read(&cancel)?;
     let model = open::model(&args.model, &args.session)?;
     args.prompt.note_ignored_input();
-    let tokenizer = model.tokenizer();
-    let prompt = tokenizer.encode(&text, true, true);
-    drop(text);
-    if prompt.is_empty() {
-        return Err(Error::Usage(
-            "the prompt is empty, and this model has no token to begin with; give a prompt".into(),
-        )
-        .into());
-    }
+    let prompt = encode(&model, &args.session, text)?;
     let context = open::context(&model, &args.session, prompt.len(), args.n, "the prompt")?;
     let options = Options {
         cancel,
@@ -55,7 +47,7 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
     };
     let outcome = generate(
         &mut session,
-        tokenizer,
+        model.tokenizer(),
         &prompt,
         &generate_options,
         &mut sampler,
@@ -123,6 +115,32 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
     }
     told.iter().for_each(|line| note(line));
     Ok(ExitCode::from(code))
+}
+
+/// Bytes of a prompt up to which it is split into tokens whatever it is: under a second, and some 40 MB of memory.
+const QUICK: usize = 1 << 20;
+
+/// The prompt's tokens. A text that is far too long is refused by its length: splitting it would take many times its
+/// size in memory for nothing.
+fn encode(model: &Model, flags: &args::Session, text: Vec<u8>) -> Result<Vec<u32>, Error> {
+    let tokenizer = model.tokenizer();
+    if text.len() > QUICK {
+        let ids = 0..tokenizer.vocab_size() as u32;
+        let longest = ids
+            .map(|id| tokenizer.piece(id).len())
+            .max()
+            .unwrap_or(1)
+            .max(1);
+        let what = format!("or more, for a prompt of {} bytes", text.len());
+        open::context(model, flags, text.len().div_ceil(longest), 0, &what)?;
+    }
+    let prompt = tokenizer.encode(&text, true, true);
+    if prompt.is_empty() {
+        return Err(Error::Usage(
+            "the prompt is empty, and this model has no token to begin with; give a prompt".into(),
+        ));
+    }
+    Ok(prompt)
 }
 
 /// What was read, and how.

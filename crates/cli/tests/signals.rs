@@ -22,17 +22,17 @@ fn signal(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).expect("the process is there");
 }
 
-/// Waits until the process catches SIGINT: before, the system would end it.
+/// Waits until the process catches signals: before, the system would end it. SIGTERM comes last.
 fn catches(child: &Child) {
     let status = format!("/proc/{}/status", child.id());
-    eventually("SIGINT is caught", || {
+    eventually("SIGTERM is caught", || {
         let text = std::fs::read_to_string(&status).expect("a running process");
         let mask = text
             .lines()
             .find_map(|l| l.strip_prefix("SigCgt:"))
             .expect("a mask");
         let caught = u64::from_str_radix(mask.trim(), 16).expect("hexadecimal");
-        caught >> (Signal::INT.as_raw() - 1) & 1 == 1
+        caught >> (Signal::TERM.as_raw() - 1) & 1 == 1
     });
 }
 

@@ -152,6 +152,44 @@ fn the_context_is_used_to_its_last_position_and_not_beyond() {
 }
 
 #[test]
+fn the_token_that_ends_a_text_is_counted_and_not_shown() {
+    let (_dir, path) = model();
+    let before = document(run(&path, "-p the -n 5 --json"));
+    let ids: Vec<u32> = serde_json::from_value(before["ids"].clone()).expect("ids");
+    assert!(
+        !ids[..4].contains(&ids[4]),
+        "another prompt is needed: {ids:?}"
+    );
+    // The value follows the key and its type.
+    let key = b"tokenizer.ggml.eos_token_id";
+    let mut bytes = std::fs::read(&path).expect("the model");
+    let at = bytes
+        .windows(key.len())
+        .position(|w| w == key)
+        .expect("the key")
+        + key.len()
+        + 4;
+    bytes[at..at + 4].copy_from_slice(&ids[4].to_le_bytes());
+    std::fs::write(&path, bytes).expect("the model again");
+    let d = document(run(&path, "-p the -n 50 --json"));
+    assert_eq!(
+        (&d["ids"], &d["stop_reason"]),
+        (&before["ids"], &"eos".into())
+    );
+    let shown = run(&path, "-p the -n 4").ok();
+    assert_eq!(
+        d["text"].as_str().map(str::as_bytes),
+        Some(&shown.stdout[..])
+    );
+    assert!(
+        run(&path, "-p the -n 50")
+            .ok()
+            .stderr
+            .contains("[eos: 5 tokens")
+    );
+}
+
+#[test]
 fn stop_strings_end_the_text_before_them() {
     let (_dir, path) = model();
     let [text, ..] = result(run(&path, "-p the -n 40 --json"));
@@ -337,7 +375,11 @@ fn a_prompt_that_does_not_fit_is_refused_before_any_weight_is_read() {
         );
     }
     let huge = vec![b'x'; 10_000_000];
-    with_input(["run".as_ref(), path.as_os_str()], &huge).refused(2, &["16", "shorten the prompt"]);
+    with_input(["run".as_ref(), path.as_os_str()], &huge)
+        .refused(2, &["10000000 bytes", "16", "shorten the prompt"]);
+    let long = vec![b'x'; 100_000];
+    with_input(["run".as_ref(), path.as_os_str()], &long)
+        .refused(2, &["100001", "16", "shorten the prompt"]);
     let over = run(&path, &format!("{} --ctx 8", prompt(12)))
         .refused(2, &["12", "8", "raise --ctx", "16"]);
     assert!(!over.stderr.contains("shorten"), "{over:?}");
