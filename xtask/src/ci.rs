@@ -11,37 +11,26 @@ pub fn ci() -> Result {
     let mut times = Vec::new();
     let mut model = PathBuf::new();
     step(&mut times, "tidy", tidy::tidy)?;
-    step(&mut times, "fmt", || {
-        run(&mut cargo(&["fmt", "--all", "--check"]))
-    })?;
+    step(&mut times, "fmt", || run(&mut cargo("fmt --all --check")))?;
     step(&mut times, "clippy", || {
-        run(&mut cargo(&[
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--",
-            "-D",
-            "warnings",
-        ]))
+        run(&mut cargo(
+            "clippy --workspace --all-targets -- -D warnings",
+        ))
     })?;
     step(&mut times, "doc", || {
-        run(cargo(&["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
+        run(cargo("doc --workspace --no-deps").env("RUSTDOCFLAGS", "-D warnings"))
     })?;
     step(&mut times, "fetch", || {
         model = fetch::fetch()?;
         Ok(())
     })?;
     // Elsewhere tests of the real model may skip for want of it; here it is there.
-    let required = format!(
-        "{},model",
-        std::env::var("SLUICE_REQUIRE").unwrap_or_default()
-    );
-    step(&mut times, "test", || {
-        let mut test = cargo(&["test", "--workspace"]);
-        run(test
-            .env("SLUICE_MODEL", &model)
-            .env("SLUICE_REQUIRE", &required))
-    })?;
+    let required = std::env::var("SLUICE_REQUIRE").unwrap_or_default() + ",model";
+    let mut tests = cargo("test --workspace");
+    tests
+        .env("SLUICE_REQUIRE", required)
+        .env("SLUICE_MODEL", model);
+    step(&mut times, "test", || run(&mut tests))?;
     step(&mut times, "loom", loom)?;
     step(&mut times, "smoke", || smoke::smoke(None))?;
     println!("\nall steps passed");
@@ -55,15 +44,7 @@ pub fn ci() -> Result {
 /// The loader's loans under the model checker. Its own target folder: another RUSTFLAGS would rebuild everything.
 fn loom() -> Result {
     let target = target_dir()?.join("loom");
-    let mut test = cargo(&[
-        "test",
-        "--release",
-        "--package",
-        "sluice-loader",
-        "--test",
-        "loom",
-        "--target-dir",
-    ]);
+    let mut test = cargo("test --release --package sluice-loader --test loom --target-dir");
     run(test.arg(target).env("RUSTFLAGS", "--cfg loom"))
 }
 

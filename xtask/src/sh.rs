@@ -24,12 +24,10 @@ pub fn command(program: &str, args: &[&str]) -> Command {
     command
 }
 
-/// The cargo that runs this xtask, so that the toolchain is the same.
-pub fn cargo(args: &[&str]) -> Command {
-    command(
-        &std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()),
-        args,
-    )
+/// The cargo that runs this xtask, so that the toolchain is the same; `args` are separated by blanks.
+pub fn cargo(args: &str) -> Command {
+    let program = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    command(&program, &args.split_whitespace().collect::<Vec<_>>())
 }
 
 /// Runs a command with its output going to the terminal.
@@ -120,7 +118,7 @@ pub fn stdout(command: &mut Command) -> Result<String> {
 
 /// What `cargo metadata` says of the workspace; with `--no-deps` in `extra` it needs neither network nor lock file.
 pub fn metadata(extra: &[&str]) -> Result<Value> {
-    let text = stdout(cargo(&["metadata", "--format-version", "1"]).args(extra))?;
+    let text = stdout(cargo("metadata --format-version 1").args(extra))?;
     serde_json::from_str(&text).map_err(|error| format!("cargo metadata: {error}"))
 }
 

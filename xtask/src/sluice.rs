@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// Builds the release binary, which is what users run, and gives its path.
 pub fn build() -> Result<PathBuf> {
-    run(&mut cargo(&["build", "--release", "--package", "sluice"]))?;
+    run(&mut cargo("build --release --package sluice"))?;
     Ok(target_dir()?.join("release/sluice"))
 }
 
