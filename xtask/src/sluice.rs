@@ -23,7 +23,7 @@ pub enum Outcome {
     Forbidden {
         /// The word that SLUICE_REQUIRE uses for it.
         what: &'static str,
-        /// First line of standard error.
+        /// The line of standard error that says so.
         reason: String,
     },
 }
@@ -56,9 +56,9 @@ pub fn run_json(
             .map(Outcome::Report)
             .map_err(|error| format!("{flags}: bad JSON: {error}"));
     }
-    match forbidden(&said) {
-        Some(what) if output.status.code() == Some(1) => {
-            let reason = said.lines().next().unwrap_or_default().to_string();
+    match said.lines().find_map(|line| Some((forbidden(line)?, line))) {
+        Some((what, line)) if output.status.code() == Some(1) => {
+            let reason = line.to_string();
             Ok(Outcome::Forbidden { what, reason })
         }
         _ => Err(format!(
@@ -69,7 +69,7 @@ pub fn run_json(
     }
 }
 
-/// Whether an error says that the machine forbids io_uring or direct reads, and which.
+/// Whether a line says that the machine forbids io_uring or direct reads, and which.
 ///
 /// The program names the cause and the flag to use instead; nothing else counts as a reason.
 fn forbidden(said: &str) -> Option<&'static str> {
