@@ -110,9 +110,10 @@ pub fn generate(
         }
     };
 
-    let mut fed = session.feed(prompt, most > 1).map(<[f32]>::to_vec);
-    while out.ids.len() < most {
-        let mut logits = match fed {
+    let mut fed = 0;
+    loop {
+        let more = out.ids.len() + 1 < most;
+        let logits = match session.feed(&history[fed..], more) {
             Ok(logits) => logits,
             Err(Error::Interrupted) => {
                 out.stop_reason = StopReason::Interrupted;
@@ -120,11 +121,13 @@ pub fn generate(
             }
             Err(e) => return Err(e),
         };
+        fed = history.len();
+        if most == 0 {
+            break;
+        }
         // Rows past the vocabulary are padding of the matrix: they stand for no token.
-        logits.truncate(tokenizer.vocab_size());
-        let id = sampler
-            .next(&mut logits, &history)
-            .map_err(|e| session.non_finite(e))?;
+        let chosen = sampler.next(&mut logits[..tokenizer.vocab_size()], &history);
+        let id = chosen.map_err(|e| session.non_finite(e))?;
         last = Instant::now();
         out.first_token.get_or_insert(last);
         out.ids.push(id);
@@ -146,9 +149,6 @@ pub fn generate(
         if out.ids.len() == most {
             break;
         }
-        fed = session
-            .feed(&[id], out.ids.len() + 1 < most)
-            .map(<[f32]>::to_vec);
     }
     if out.stop_reason != StopReason::Stop {
         let passed = filter.push(&decoder.finish());

@@ -194,36 +194,30 @@ impl<'m> Session<'m> {
         self.digest.finish()
     }
 
-    /// Feeds `tokens` in batches and returns the logits after the last. `more` says that another token will be
-    /// fed after them, so that its weights can be read ahead.
+    /// Feeds `tokens` in batches and returns the logits after the last, for a sampler to work on in place. `more` says
+    /// that another token will be fed after them, so that its weights can be read ahead.
     ///
     /// # Errors
     /// [`Error::Context`] when they do not fit, [`Error::NonFinite`] for damaged weights, and all that reading
     /// can meet. After an error in a pass the positions of that batch are not counted and may be fed again.
-    pub fn feed(&mut self, tokens: &[u32], more: bool) -> Result<&[f32]> {
+    pub fn feed(&mut self, tokens: &[u32], more: bool) -> Result<&mut [f32]> {
         self.check(tokens)?;
-        let batches = tokens.chunks(self.batch).count();
-        for (i, batch) in tokens.chunks(self.batch).enumerate() {
-            let kind = |i: usize| {
-                if i + 1 < batches {
-                    PassKind::WithoutHead
-                } else {
-                    PassKind::WithHead
-                }
+        let mut batches = tokens.chunks(self.batch);
+        while let Some(batch) = batches.next() {
+            // Only the last batch needs the head; which kind comes next is known one pass ahead.
+            let after = batches.len();
+            let (kind, wanted) = match after {
+                0 => (PassKind::WithHead, Logits::Last),
+                _ => (PassKind::WithoutHead, Logits::None),
             };
-            let next = if i + 1 < batches {
-                Some(kind(i + 1))
-            } else {
-                more.then_some(PassKind::WithHead)
+            let next = match after {
+                0 => more.then_some(PassKind::WithHead),
+                1 => Some(PassKind::WithHead),
+                _ => Some(PassKind::WithoutHead),
             };
-            let wanted = if i + 1 < batches {
-                Logits::None
-            } else {
-                Logits::Last
-            };
-            self.pass(batch, kind(i), next, wanted)?;
+            self.pass(batch, kind, next, wanted)?;
         }
-        Ok(&self.state.logits)
+        Ok(&mut self.state.logits)
     }
 
     /// Feeds `tokens` and gives `visit` the logits after each of them, in order.
