@@ -52,18 +52,18 @@ fn permitted(path: &Path) -> Vec<&'static str> {
 #[test]
 fn what_was_asked_for_is_what_is_used_and_gives_the_same_text() {
     let (_dir, path) = model();
-    let wanted = run(&path, "-p thequickbrown -n 16 --json --threads 1")
+    let wanted = run(&path, "-p thequickbrown -n 4 --json --threads 1")
         .ok()
         .json();
     for backend in permitted(&path) {
         for place in [
             "--layers stream --lm-head stream",
             "--layers resident --lm-head resident",
-            "--chunk-bytes 1 --stream-lm-head --lm-head-rows 7",
+            "--chunk-bytes 20K --stream-lm-head --lm-head-rows 77",
         ] {
             let d = run(
                 &path,
-                &format!("-p thequickbrown -n 16 --json {backend} {place}"),
+                &format!("-p thequickbrown -n 4 --json {backend} {place}"),
             )
             .ok()
             .json();
@@ -129,7 +129,7 @@ fn a_file_that_is_cut_while_it_is_read_is_an_error() {
 #[test]
 fn a_file_that_is_replaced_while_it_is_read_goes_on_as_it_was() {
     let (_dir, path) = model();
-    let wanted = run(&path, "-p the -n 400").ok().stdout;
+    let wanted = run(&path, "-p the -n 100").ok().stdout;
     for backend in permitted(&path) {
         let args = [
             "run",
@@ -137,7 +137,7 @@ fn a_file_that_is_replaced_while_it_is_read_goes_on_as_it_was() {
             "-p",
             "the",
             "-n",
-            "400",
+            "100",
         ];
         let mut child = command(args.into_iter().chain(backend.split(' ')))
             .spawn()

@@ -153,7 +153,7 @@ fn good_files_give_the_same_logits_however_they_are_read() {
         let wanted = digest(&file, &["--threads", "1", "--layers", "resident"]);
         for flags in [
             "--backend mmap --layers stream --stream-lm-head",
-            "--backend pread --layers stream --lm-head-rows 7 --chunk-bytes 1 --threads 3",
+            "--backend pread --direct off --layers stream --lm-head-rows 7 --chunk-bytes 1 --threads 3",
         ] {
             let flags: Vec<&str> = flags.split(' ').collect();
             assert_eq!(

@@ -17,7 +17,7 @@ use sluice_model::gguf::Gguf;
 use tempfile::TempDir;
 
 /// How long a run may take before it counts as hung: far beyond what any takes on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A tiny model whose rows of every type are whole blocks, small enough to be written in every test.
 pub fn tiny() -> Spec {
