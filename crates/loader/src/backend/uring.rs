@@ -1,8 +1,10 @@
 //! io_uring: several reads in flight without threads, through the page cache or round it.
 //!
-//! Two locks. `table` holds what is in flight, and whoever has it may take completions; `submission` is held to put
-//! entries into the submission queue. They are taken in this order. Of the workers that wait, the first enters the kernel,
-//! without a lock, and afterwards leaves every outcome it finds with its flight; the others sleep until it is back.
+//! Two locks. `table` holds what is in flight, and whoever has it may take completions while nobody is in the kernel;
+//! `submission` is held to put entries into the submission queue. They are taken in this order. Of the workers that wait,
+//! the first enters the kernel, without a lock, and afterwards leaves every outcome it finds with its flight; the others
+//! sleep until it is back. They must not take completions meanwhile: the one on its way into the kernel waits there for a
+//! completion to come, and if its own was the last in flight and somebody took it, none ever would.
 //!
 //! The kernel writes to a buffer until its completion has been taken. Until then the buffer sits in `table`, and dropping
 //! the backend waits.
@@ -312,10 +314,12 @@ impl Backend for Uring {
             }
         };
         let mut table = lock(&self.table);
-        if self.reap(&mut table) {
-            self.offer();
+        if !table.reaping {
+            if self.reap(&mut table) {
+                self.offer();
+            }
+            self.reaped.notify_all();
         }
-        self.reaped.notify_all();
         loop {
             if let Some(outcome) = flight.take() {
                 return outcome;
@@ -417,4 +421,52 @@ fn unavailable(error: io::Error) -> Error {
     Error::new(ErrorKind::Unavailable, "use io_uring")
         .note(format!("{cause}; use --backend pread"))
         .caused_by(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+    use crate::FileIndex;
+
+    /// A waiter on its way into the kernel waits there for a completion. Were another to take what has come meanwhile,
+    /// and were that all there was in flight, it would sleep for ever.
+    #[test]
+    fn nobody_takes_completions_from_a_waiter_on_its_way_into_the_kernel() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&[7; 8192]).unwrap();
+        let Ok(backend) = Uring::open(&[file.path().to_owned()], false, None) else {
+            return; // forbidden here; the contract tests say so
+        };
+        let read = |offset| {
+            let file = FileIndex(0);
+            let len = 4096;
+            backend.submit(backend.slot(len).unwrap(), ByteRange { file, offset, len })
+        };
+        // Both completions are there or will be soon; the first waiter has decided to go and get them.
+        let (first, second) = (read(0), read(4096));
+        lock(&backend.table).reaping = true;
+        thread::scope(|scope| {
+            let (say, hear) = mpsc::channel();
+            let backend = &backend;
+            scope.spawn(move || say.send(backend.wait(second).is_ok()));
+            let early = hear.recv_timeout(Duration::from_millis(100)).is_ok();
+            let in_ring = lock(&backend.table).in_ring;
+            // Before any assertion, as a scope joins its threads: the first waiter arrives in the kernel.
+            if in_ring > 0 {
+                let (table, entered) = backend.enter(lock(&backend.table));
+                drop(table);
+                entered.unwrap();
+            }
+            assert!(
+                !early && in_ring == 2,
+                "the second waiter took completions: {in_ring} of 2 left"
+            );
+            assert!(backend.wait(first).is_ok());
+            assert!(hear.recv().unwrap());
+        });
+    }
 }
