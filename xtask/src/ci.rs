@@ -12,14 +12,8 @@ pub fn ci() -> Result {
     let mut model = PathBuf::new();
     step(&mut times, "tidy", tidy::tidy)?;
     step(&mut times, "fmt", || run(&mut cargo("fmt --all --check")))?;
-    step(&mut times, "clippy", || {
-        run(&mut cargo(
-            "clippy --workspace --all-targets -- -D warnings",
-        ))
-    })?;
-    step(&mut times, "doc", || {
-        run(cargo("doc --workspace --no-deps").env("RUSTDOCFLAGS", "-D warnings"))
-    })?;
+    step(&mut times, "clippy", || run(&mut cargo("clippy --workspace --all-targets -- -D warnings")))?;
+    step(&mut times, "doc", || run(cargo("doc --workspace --no-deps").env("RUSTDOCFLAGS", "-D warnings")))?;
     step(&mut times, "fetch", || {
         model = fetch::fetch()?;
         Ok(())
@@ -27,9 +21,7 @@ pub fn ci() -> Result {
     // Elsewhere tests of the real model may skip for want of it; here it is there.
     let required = std::env::var("SLUICE_REQUIRE").unwrap_or_default() + ",model";
     let mut tests = cargo("test --workspace");
-    tests
-        .env("SLUICE_REQUIRE", required)
-        .env("SLUICE_MODEL", model);
+    tests.env("SLUICE_REQUIRE", required).env("SLUICE_MODEL", model);
     step(&mut times, "test", || run(&mut tests))?;
     step(&mut times, "loom", loom)?;
     step(&mut times, "smoke", || smoke::smoke(None))?;
@@ -48,11 +40,7 @@ fn loom() -> Result {
     run(test.arg(target).env("RUSTFLAGS", "--cfg loom"))
 }
 
-fn step(
-    times: &mut Vec<(&'static str, f64)>,
-    name: &'static str,
-    work: impl FnOnce() -> Result,
-) -> Result {
+fn step(times: &mut Vec<(&'static str, f64)>, name: &'static str, work: impl FnOnce() -> Result) -> Result {
     println!("\n==> {name}");
     let start = Instant::now();
     work().map_err(|message| format!("step {name}: {message}"))?;

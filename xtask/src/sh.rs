@@ -12,9 +12,7 @@ pub type Result<T = ()> = std::result::Result<T, String>;
 
 /// The workspace's root folder.
 pub fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("xtask lies in the workspace")
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
 }
 
 /// A command that runs in the workspace's root.
@@ -32,29 +30,18 @@ pub fn cargo(args: &str) -> Command {
 
 /// Runs a command with its output going to the terminal.
 pub fn run(command: &mut Command) -> Result {
-    let status = command
-        .status()
-        .map_err(|error| cannot_start(command, &error))?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(format!("{} failed: {status}", shown(command)))
-    }
+    let status = command.status().map_err(|error| cannot_start(command, &error))?;
+    if status.success() { Ok(()) } else { Err(format!("{} failed: {status}", shown(command))) }
 }
 
 /// Runs a command and keeps what it prints, whatever its exit code.
 pub fn output(command: &mut Command) -> Result<Output> {
-    command
-        .output()
-        .map_err(|error| cannot_start(command, &error))
+    command.output().map_err(|error| cannot_start(command, &error))
 }
 
 /// Like [`output`], but a command that is not done after `limit` is ended, and that is the error.
 pub fn output_within(command: &mut Command, limit: Duration) -> Result<Output> {
-    let child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.map_err(|error| cannot_start(command, &error))?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let start = Instant::now();
@@ -69,25 +56,14 @@ pub fn output_within(command: &mut Command, limit: Duration) -> Result<Output> {
                 None if start.elapsed() < limit => thread::sleep(POLL),
                 None => {
                     child.kill().and_then(|()| child.wait()).map_err(failed)?;
-                    return Err(format!(
-                        "{} hangs: not done after {} s",
-                        shown(command),
-                        limit.as_secs()
-                    ));
+                    return Err(format!("{} hangs: not done after {} s", shown(command), limit.as_secs()));
                 }
             }
         };
         let read = |reader: thread::ScopedJoinHandle<'_, std::io::Result<Vec<u8>>>| {
-            reader
-                .join()
-                .expect("reading does not panic")
-                .map_err(failed)
+            reader.join().expect("reading does not panic").map_err(failed)
         };
-        Ok(Output {
-            status,
-            stdout: read(stdout)?,
-            stderr: read(stderr)?,
-        })
+        Ok(Output { status, stdout: read(stdout)?, stderr: read(stderr)? })
     })
 }
 
@@ -105,15 +81,9 @@ pub fn stdout(command: &mut Command) -> Result<String> {
     let output = output(command)?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        return Err(format!(
-            "{} failed: {}\n{}",
-            shown(command),
-            output.status,
-            said.trim_end()
-        ));
+        return Err(format!("{} failed: {}\n{}", shown(command), output.status, said.trim_end()));
     }
-    String::from_utf8(output.stdout)
-        .map_err(|_| format!("{}: the output is not UTF-8", shown(command)))
+    String::from_utf8(output.stdout).map_err(|_| format!("{}: the output is not UTF-8", shown(command)))
 }
 
 /// What `cargo metadata` says of the workspace; with `--no-deps` in `extra` it needs neither network nor lock file.
@@ -124,9 +94,7 @@ pub fn metadata(extra: &[&str]) -> Result<Value> {
 
 /// The folder that cargo builds into.
 pub fn target_dir() -> Result<PathBuf> {
-    let folder = metadata(&["--no-deps"])?["target_directory"]
-        .as_str()
-        .map(PathBuf::from);
+    let folder = metadata(&["--no-deps"])?["target_directory"].as_str().map(PathBuf::from);
     folder.ok_or_else(|| "cargo metadata names no target_directory".into())
 }
 
@@ -137,10 +105,7 @@ fn cannot_start(command: &Command, error: &std::io::Error) -> String {
 /// The command line as a person would type it.
 fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words
-        .map(|word| word.to_string_lossy())
-        .collect::<Vec<_>>()
-        .join(" ")
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -149,8 +114,7 @@ mod tests {
 
     #[test]
     fn a_command_that_hangs_is_ended_and_named() {
-        let message =
-            output_within(&mut command("sleep", &["60"]), Duration::from_millis(50)).unwrap_err();
+        let message = output_within(&mut command("sleep", &["60"]), Duration::from_millis(50)).unwrap_err();
         assert!(message.starts_with("sleep 60 hangs"), "{message}");
     }
 
@@ -158,19 +122,12 @@ mod tests {
     fn more_output_than_a_pipe_holds_is_kept() {
         let mut command = command("head", &["-c", "300000", "/dev/zero"]);
         let output = output_within(&mut command, Duration::from_secs(20)).unwrap();
-        assert_eq!(
-            (output.status.success(), output.stdout.len()),
-            (true, 300_000)
-        );
+        assert_eq!((output.status.success(), output.stdout.len()), (true, 300_000));
     }
 
     #[test]
     fn commands_that_fail_or_do_not_exist_are_named() {
-        assert!(
-            run(&mut command("false", &[]))
-                .unwrap_err()
-                .starts_with("false failed")
-        );
+        assert!(run(&mut command("false", &[])).unwrap_err().starts_with("false failed"));
         assert!(
             stdout(&mut command("no-such-program", &["-x"]))
                 .unwrap_err()

@@ -37,14 +37,9 @@ pub fn run_json(
     flags: &str,
     isa: Option<&str>,
 ) -> Result<Outcome> {
-    let program = binary
-        .to_str()
-        .ok_or_else(|| format!("{}: not UTF-8", binary.display()))?;
+    let program = binary.to_str().ok_or_else(|| format!("{}: not UTF-8", binary.display()))?;
     let mut command = command(program, &["run", "-p", prompt, "--temp", "0", "--json"]);
-    command
-        .arg(model)
-        .args(flags.split_whitespace())
-        .stdin(Stdio::null());
+    command.arg(model).args(flags.split_whitespace()).stdin(Stdio::null());
     if let Some(isa) = isa {
         command.env("SLUICE_ISA", isa);
     }
@@ -52,20 +47,14 @@ pub fn run_json(
     let said = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
         let report = serde_json::from_slice(&output.stdout);
-        return report
-            .map(Outcome::Report)
-            .map_err(|error| format!("{flags}: bad JSON: {error}"));
+        return report.map(Outcome::Report).map_err(|error| format!("{flags}: bad JSON: {error}"));
     }
     match said.lines().find_map(|line| Some((forbidden(line)?, line))) {
         Some((what, line)) if output.status.code() == Some(1) => {
             let reason = line.to_string();
             Ok(Outcome::Forbidden { what, reason })
         }
-        _ => Err(format!(
-            "sluice run {flags} failed: {}\n{}",
-            output.status,
-            said.trim_end()
-        )),
+        _ => Err(format!("sluice run {flags} failed: {}\n{}", output.status, said.trim_end())),
     }
 }
 
@@ -84,8 +73,7 @@ fn forbidden(said: &str) -> Option<&'static str> {
 
 /// Whether SLUICE_REQUIRE says that `what` must work here.
 pub fn required(what: &str) -> bool {
-    std::env::var("SLUICE_REQUIRE")
-        .is_ok_and(|list| list.split(',').any(|word| word.trim() == what))
+    std::env::var("SLUICE_REQUIRE").is_ok_and(|list| list.split(',').any(|word| word.trim() == what))
 }
 
 /// A number of the report by JSON pointer.
@@ -122,10 +110,6 @@ mod tests {
         let report = serde_json::json!({"memory": {"peak_rss_bytes": 5}, "text": "a"});
         assert_eq!(number(&report, "/memory/peak_rss_bytes").unwrap(), 5.0);
         assert_eq!(string(&report, "/text").unwrap(), "a");
-        assert!(
-            number(&report, "/memory/anon_bytes")
-                .unwrap_err()
-                .contains("/memory/anon_bytes")
-        );
+        assert!(number(&report, "/memory/anon_bytes").unwrap_err().contains("/memory/anon_bytes"));
     }
 }

@@ -38,28 +38,15 @@ const PLAIN: Cell = Cell {
 };
 
 /// mmap has no direct reads.
-const WAYS: [(&str, bool); 5] = [
-    ("mmap", false),
-    ("pread", false),
-    ("pread", true),
-    ("uring", false),
-    ("uring", true),
-];
+const WAYS: [(&str, bool); 5] =
+    [("mmap", false), ("pread", false), ("pread", true), ("uring", false), ("uring", true)];
 
 /// 7 rows divide no usual vocabulary and are no multiple of what a kernel takes at once.
-const HEADS: [&str; 3] = [
-    "--lm-head resident",
-    "--stream-lm-head",
-    "--stream-lm-head --lm-head-rows 7",
-];
+const HEADS: [&str; 3] = ["--lm-head resident", "--stream-lm-head", "--stream-lm-head --lm-head-rows 7"];
 
 /// Chunk sizes and prompt batches: the usual ones; chunks of a few rows with the prompt token by token; chunks that
 /// split tensors unevenly with groups that do not divide the prompt.
-const WORK: [&str; 3] = [
-    "",
-    "--chunk-bytes 5000 --prompt-batch 1",
-    "--chunk-bytes 70k --prompt-batch 5",
-];
+const WORK: [&str; 3] = ["", "--chunk-bytes 5000 --prompt-batch 1", "--chunk-bytes 70k --prompt-batch 5"];
 
 /// 9 and 12 tokens in the two tiny vocabularies: whole groups of five and a rest.
 const PROMPT: &str = "the same bits";
@@ -67,19 +54,9 @@ const PROMPT: &str = "the same bits";
 /// The flags of a cell, and how it is named in messages.
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Cell {
-            backend,
-            layers,
-            head,
-            threads,
-            work,
-            ..
-        } = self;
+        let Cell { backend, layers, head, threads, work, .. } = self;
         let direct = if self.direct { "on" } else { "off" };
-        write!(
-            f,
-            "--backend {backend} --direct {direct} --layers {layers} {head} --threads {threads} {work}"
-        )
+        write!(f, "--backend {backend} --direct {direct} --layers {layers} {head} --threads {threads} {work}")
     }
 }
 
@@ -87,34 +64,14 @@ impl fmt::Display for Cell {
 fn cells() -> Vec<Cell> {
     let mut cells = vec![PLAIN];
     for (backend, direct) in WAYS {
-        let usual = Cell {
-            backend,
-            direct,
-            layers: "stream",
-            isa: None,
-            ..PLAIN
-        };
+        let usual = Cell { backend, direct, layers: "stream", isa: None, ..PLAIN };
         for head in HEADS {
             for threads in [1, 2, 3] {
-                cells.extend(WORK.map(|work| Cell {
-                    head,
-                    threads,
-                    work,
-                    ..usual
-                }));
+                cells.extend(WORK.map(|work| Cell { head, threads, work, ..usual }));
             }
         }
-        cells.push(Cell {
-            layers: "resident",
-            threads: 2,
-            ..usual
-        });
-        cells.push(Cell {
-            head: HEADS[1],
-            work: WORK[2],
-            isa: PLAIN.isa,
-            ..usual
-        });
+        cells.push(Cell { layers: "resident", threads: 2, ..usual });
+        cells.push(Cell { head: HEADS[1], work: WORK[2], isa: PLAIN.isa, ..usual });
     }
     cells
 }
@@ -123,9 +80,9 @@ fn cells() -> Vec<Cell> {
 pub fn smoke(model: Option<&Path>) -> Result {
     let binary = build()?;
     let models = match model {
-        Some(model) => vec![
-            std::path::absolute(model).map_err(|error| format!("{}: {error}", model.display()))?,
-        ],
+        Some(model) => {
+            vec![std::path::absolute(model).map_err(|error| format!("{}: {error}", model.display()))?]
+        }
         None => write_models(&target_dir()?.join("smoke"))?,
     };
     for model in models {
@@ -138,24 +95,10 @@ pub fn smoke(model: Option<&Path>) -> Result {
 fn write_models(folder: &Path) -> Result<Vec<PathBuf>> {
     use TensorType::{Q4_0, Q4_K, Q6_K, Q8_0};
     // Formats mixed as real files mix them; a vocabulary that no chunk of rows divides, and a tied one.
-    let mix = [
-        ("attn_v.weight", Q6_K),
-        ("ffn_down.weight", Q6_K),
-        ("output.weight", Q8_0),
-    ];
+    let mix = [("attn_v.weight", Q6_K), ("ffn_down.weight", Q6_K), ("output.weight", Q8_0)];
     let overrides = mix.map(|(name, ty)| (name.to_string(), ty)).to_vec();
-    let mixed = Spec {
-        vocab: 1031,
-        overrides,
-        rope_freqs: true,
-        ..Spec::tiny(Q4_K)
-    };
-    let tied = Spec {
-        tied: true,
-        attention_bias: true,
-        kv_heads: 1,
-        ..Spec::tiny(Q4_0)
-    };
+    let mixed = Spec { vocab: 1031, overrides, rope_freqs: true, ..Spec::tiny(Q4_K) };
+    let tied = Spec { tied: true, attention_bias: true, kv_heads: 1, ..Spec::tiny(Q4_0) };
     fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let models = [("mixed.gguf", mixed), ("tied.gguf", tied)];
     models
@@ -188,10 +131,7 @@ fn matrix(binary: &Path, model: &Path) -> Result {
             Ok(()) => equal += 1,
             Err(message) => {
                 failures += 1;
-                println!(
-                    "FAIL {cell} SLUICE_ISA={}\n    {message}",
-                    cell.isa.unwrap_or("auto")
-                );
+                println!("FAIL {cell} SLUICE_ISA={}\n    {message}", cell.isa.unwrap_or("auto"));
             }
         }
         // Without the plain cell there is nothing to compare with.
@@ -212,29 +152,17 @@ fn matrix(binary: &Path, model: &Path) -> Result {
 
 /// Checks a report against the cell and the first digest; the first report sets it.
 fn judge(cell: &Cell, report: &Value, wanted: &mut Option<String>) -> Result {
-    let ran = (
-        string(report, "/io/backend")?,
-        report.pointer("/io/direct").and_then(Value::as_bool),
-    );
+    let ran = (string(report, "/io/backend")?, report.pointer("/io/direct").and_then(Value::as_bool));
     if ran != (cell.backend, Some(cell.direct)) {
-        return Err(format!(
-            "asked for {} with direct {}, ran {ran:?}",
-            cell.backend, cell.direct
-        ));
+        return Err(format!("asked for {} with direct {}, ran {ran:?}", cell.backend, cell.direct));
     }
     let cpu = (string(report, "/cpu/isa")?, number(report, "/cpu/threads")?);
     if cpu.1 != f64::from(cell.threads) || cell.isa.is_some_and(|isa| isa != cpu.0) {
-        return Err(format!(
-            "asked for {:?} and {} threads, ran {cpu:?}",
-            cell.isa, cell.threads
-        ));
+        return Err(format!("asked for {:?} and {} threads, ran {cpu:?}", cell.isa, cell.threads));
     }
     let streamed = number(report, "/io/streamed_bytes_per_pass")?;
     if (cell.layers == "stream") != (streamed > 0.0) {
-        return Err(format!(
-            "--layers {}, yet {streamed} bytes are streamed in a pass",
-            cell.layers
-        ));
+        return Err(format!("--layers {}, yet {streamed} bytes are streamed in a pass", cell.layers));
     }
     let digest = match report.pointer("/logits_digest") {
         Some(Value::String(text)) => text.clone(),
@@ -245,9 +173,7 @@ fn judge(cell: &Cell, report: &Value, wanted: &mut Option<String>) -> Result {
     if *wanted == digest {
         Ok(())
     } else {
-        Err(format!(
-            "logits_digest {digest}, the plain cell has {wanted}"
-        ))
+        Err(format!("logits_digest {digest}, the plain cell has {wanted}"))
     }
 }
 
@@ -260,10 +186,7 @@ mod tests {
     #[test]
     fn cells_are_distinct_and_cover_the_matrix() {
         let all = cells();
-        let shown: HashSet<String> = all
-            .iter()
-            .map(|cell| format!("{cell} {:?}", cell.isa))
-            .collect();
+        let shown: HashSet<String> = all.iter().map(|cell| format!("{cell} {:?}", cell.isa)).collect();
         assert_eq!(shown.len(), all.len());
         assert_eq!(all.len(), 1 + 5 * (3 * 3 * 3 + 2));
         assert!(!all.iter().any(|cell| cell.backend == "mmap" && cell.direct));
@@ -271,36 +194,17 @@ mod tests {
 
     #[test]
     fn a_cell_must_have_run_as_told() {
-        let cell = Cell {
-            layers: "stream",
-            ..PLAIN
-        };
+        let cell = Cell { layers: "stream", ..PLAIN };
         let report = |backend: &str, direct: bool, bytes: u32, digest: &str| json!({"io": {"backend": backend, "direct": direct, "streamed_bytes_per_pass": bytes}, "cpu": {"isa": "scalar", "threads": 1}, "logits_digest": digest});
         let judge = |report: &Value| {
             let mut wanted = Some("a".to_string());
             judge(&cell, report, &mut wanted)
         };
         assert!(judge(&report("pread", false, 9, "a")).is_ok());
-        assert!(
-            judge(&report("mmap", false, 9, "a"))
-                .unwrap_err()
-                .contains("asked for pread")
-        );
-        assert!(
-            judge(&report("pread", true, 9, "a"))
-                .unwrap_err()
-                .contains("direct false")
-        );
-        assert!(
-            judge(&report("pread", false, 0, "a"))
-                .unwrap_err()
-                .contains("0 bytes")
-        );
-        assert!(
-            judge(&report("pread", false, 9, "b"))
-                .unwrap_err()
-                .contains("logits_digest b")
-        );
+        assert!(judge(&report("mmap", false, 9, "a")).unwrap_err().contains("asked for pread"));
+        assert!(judge(&report("pread", true, 9, "a")).unwrap_err().contains("direct false"));
+        assert!(judge(&report("pread", false, 0, "a")).unwrap_err().contains("0 bytes"));
+        assert!(judge(&report("pread", false, 9, "b")).unwrap_err().contains("logits_digest b"));
     }
 
     #[test]

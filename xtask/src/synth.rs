@@ -10,11 +10,7 @@ use std::path::Path;
 pub fn synth(name: &str, path: &Path) -> Result {
     let spec = Spec::named(name).ok_or_else(|| {
         let types = blocks::FORMATS.map(TensorType::name);
-        format!(
-            "{name}: wanted one of {}, {}",
-            types.join(", "),
-            Spec::FEATURES.join(", ")
-        )
+        format!("{name}: wanted one of {}, {}", types.join(", "), Spec::FEATURES.join(", "))
     })?;
     write(&spec, path)
 }
@@ -22,8 +18,7 @@ pub fn synth(name: &str, path: &Path) -> Result {
 /// Writes the model of `spec` to `path`.
 pub fn write(spec: &Spec, path: &Path) -> Result {
     let file = File::create(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    spec.write_to(BufWriter::new(file))
-        .map_err(|error| format!("{}: {error}", path.display()))
+    spec.write_to(BufWriter::new(file)).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 #[cfg(test)]
@@ -39,10 +34,6 @@ mod tests {
                 "{message}"
             );
         }
-        assert!(
-            synth("q4_k", Path::new("/nowhere/a.gguf"))
-                .unwrap_err()
-                .contains("/nowhere/a.gguf")
-        );
+        assert!(synth("q4_k", Path::new("/nowhere/a.gguf")).unwrap_err().contains("/nowhere/a.gguf"));
     }
 }

@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use sluice_model::{
-    BackendChoice, DEFAULT_HEAD_ROWS, Direct, KvFormat, Options, Placement, SamplerOptions,
-};
+use sluice_model::{BackendChoice, DEFAULT_HEAD_ROWS, Direct, KvFormat, Options, Placement, SamplerOptions};
 
 /// Shown after the help of `sluice`: what a newcomer types first.
 const EXAMPLES: &str = "\
@@ -106,39 +104,19 @@ pub struct Prompt {
 #[command(next_help_heading = "Choosing tokens")]
 pub struct Sampling {
     /// Temperature; 0 takes the likeliest token every time
-    #[arg(
-        long,
-        value_name = "T",
-        default_value_t = 0.0,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     pub temp: f32,
     /// Choose among the K likeliest tokens; 0 for all
     #[arg(long, value_name = "K", default_value_t = 0, allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub top_k: usize,
     /// Choose among the likeliest tokens that make up this probability; 1 for all
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 1.0,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     pub top_p: f32,
     /// Leave out tokens less likely than this share of the likeliest; 0 for none
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 0.0,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     pub min_p: f32,
     /// Make tokens that came before less likely; 1 for no change
-    #[arg(
-        long,
-        value_name = "R",
-        default_value_t = 1.0,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "R", default_value_t = 1.0, allow_negative_numbers = true)]
     pub repeat_penalty: f32,
     /// Seed of the random choice; a random one is printed when it is left out
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = whole::<u64>)]
@@ -193,11 +171,7 @@ impl Session {
             direct: self.direct.into(),
             chunk_bytes: self.chunk_bytes,
             layers: self.layers.into(),
-            head: if self.stream_lm_head {
-                Placement::Stream
-            } else {
-                self.lm_head.into()
-            },
+            head: if self.stream_lm_head { Placement::Stream } else { self.lm_head.into() },
             head_rows: self.lm_head_rows,
             prompt_batch: self.prompt_batch.0,
             kv: self.kv.into(),
@@ -353,16 +327,11 @@ impl From<Kv> for KvFormat {
 pub struct Batch(pub Option<usize>);
 
 fn batch(text: &str) -> Result<Batch, String> {
-    if text == "auto" {
-        Ok(Batch(None))
-    } else {
-        at_least_one(text).map(|n| Batch(Some(n)))
-    }
+    if text == "auto" { Ok(Batch(None)) } else { at_least_one(text).map(|n| Batch(Some(n))) }
 }
 
 fn whole<N: FromStr>(text: &str) -> Result<N, String> {
-    text.parse()
-        .map_err(|_| "wanted a whole number, 0 or more".into())
+    text.parse().map_err(|_| "wanted a whole number, 0 or more".into())
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -377,17 +346,13 @@ fn threads(text: &str) -> Result<usize, String> {
     const MOST: usize = 1024;
     match text.parse() {
         Ok(n) if (1..=MOST).contains(&n) => Ok(n),
-        _ => Err(format!(
-            "wanted a whole number from 1 to {MOST}; leave the flag out for automatic"
-        )),
+        _ => Err(format!("wanted a whole number from 1 to {MOST}; leave the flag out for automatic")),
     }
 }
 
 /// A size: a whole number with an optional unit, K M G (powers of 1000) or KiB MiB GiB (powers of 1024).
 fn size(text: &str) -> Result<usize, String> {
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let unit: u64 = match &text[digits..] {
         "" | "B" => 1,
         "K" | "KB" | "k" | "kB" => 1000,
@@ -398,9 +363,8 @@ fn size(text: &str) -> Result<usize, String> {
         "GiB" => 1 << 30,
         _ => return Err("wanted a size such as 300M (300·10^6) or 300MiB (300·2^20)".into()),
     };
-    let number: u64 = text[..digits]
-        .parse()
-        .map_err(|_| "wanted a size such as 300M or 300MiB".to_string())?;
+    let number: u64 =
+        text[..digits].parse().map_err(|_| "wanted a size such as 300M or 300MiB".to_string())?;
     match number.checked_mul(unit).map(usize::try_from) {
         Some(Ok(n)) if n > 0 => Ok(n),
         _ => Err("wanted a size of at least 1 byte that fits into memory".into()),

@@ -74,29 +74,22 @@ fn describe(gguf: &Gguf, list_tensors: bool) -> Document {
         total.0 += 1;
         total.1 += t.len;
     }
-    let mut types: Vec<TypeTotal> = totals
-        .into_iter()
-        .map(|(name, (tensors, bytes))| TypeTotal {
-            name,
-            tensors,
-            bytes,
-        })
-        .collect();
+    let mut types: Vec<TypeTotal> =
+        totals.into_iter().map(|(name, (tensors, bytes))| TypeTotal { name, tensors, bytes }).collect();
     types.sort_by_key(|t| std::cmp::Reverse(t.bytes));
-    let (stream, not_runnable) =
-        match StreamSummary::of(gguf, DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS) {
-            Ok(s) => {
-                let stream = Stream {
-                    layer_bytes: s.layer_bytes,
-                    head_bytes: s.head_bytes,
-                    tied: s.tied,
-                    chunks: s.chunks,
-                    longest_chunk_bytes: s.longest_chunk,
-                };
-                (Some(stream), None)
-            }
-            Err(e) => (None, Some(e.to_string())),
-        };
+    let (stream, not_runnable) = match StreamSummary::of(gguf, DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS) {
+        Ok(s) => {
+            let stream = Stream {
+                layer_bytes: s.layer_bytes,
+                head_bytes: s.head_bytes,
+                tied: s.tied,
+                chunks: s.chunks,
+                longest_chunk_bytes: s.longest_chunk,
+            };
+            (Some(stream), None)
+        }
+        Err(e) => (None, Some(e.to_string())),
+    };
     let tensors = list_tensors.then(|| {
         let tensor = |t: &sluice_model::gguf::TensorInfo| Tensor {
             name: t.name.clone(),
@@ -109,11 +102,7 @@ fn describe(gguf: &Gguf, list_tensors: bool) -> Document {
         gguf.tensors().iter().map(tensor).collect()
     });
     Document {
-        files: gguf
-            .paths()
-            .iter()
-            .map(|p| p.display().to_string())
-            .collect(),
+        files: gguf.paths().iter().map(|p| p.display().to_string()).collect(),
         file_bytes: gguf.file_bytes(),
         version: gguf.version(),
         alignment: gguf.alignment(),
@@ -168,12 +157,7 @@ fn text(gguf: &Gguf, d: &Document) -> String {
         line("\ntypes".into());
     }
     for t in &d.types {
-        line(format!(
-            "  {:<8} {:>5} tensors {:>12}",
-            t.name,
-            t.tensors,
-            size(t.bytes)
-        ));
+        line(format!("  {:<8} {:>5} tensors {:>12}", t.name, t.tensors, size(t.bytes)));
     }
     if let Some(tensors) = &d.tensors {
         line("\ntensors".into());
@@ -191,16 +175,8 @@ fn text(gguf: &Gguf, d: &Document) -> String {
         (Some(s), _) => {
             let tied = if s.tied { " (the embedding table)" } else { "" };
             line("\na pass streams".into());
-            line(format!(
-                "  layers {}, head {}{tied}",
-                size(s.layer_bytes),
-                size(s.head_bytes)
-            ));
-            line(format!(
-                "  in {} chunks of at most {}",
-                s.chunks,
-                size(s.longest_chunk_bytes as u64)
-            ));
+            line(format!("  layers {}, head {}{tied}", size(s.layer_bytes), size(s.head_bytes)));
+            line(format!("  in {} chunks of at most {}", s.chunks, size(s.longest_chunk_bytes as u64)));
         }
         (None, Some(why)) => line(format!("\ncannot be run: {}", one_line(why))),
         (None, None) => {}

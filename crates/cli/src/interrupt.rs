@@ -20,10 +20,7 @@ pub fn flag() -> Result<Arc<AtomicBool>, Error> {
         // The order matters: the first signal must find the flag down.
         flag::register_conditional_shutdown(signal, EXIT_CODE.into(), Arc::clone(&raised))
             .and_then(|_| flag::register(signal, Arc::clone(&raised)))
-            .map_err(|source| Error::Machine {
-                what: "cannot catch Ctrl-C".into(),
-                source,
-            })?;
+            .map_err(|source| Error::Machine { what: "cannot catch Ctrl-C".into(), source })?;
     }
     Ok(raised)
 }

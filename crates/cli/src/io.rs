@@ -29,9 +29,7 @@ impl From<sluice_model::gguf::Error> for Failure {
 /// Writes `text` to stdout and flushes, so that each piece shows as it comes.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(stdout_failure)
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(stdout_failure)
 }
 
 /// Writes `document` to stdout as one line of JSON.
@@ -44,10 +42,7 @@ fn stdout_failure(error: io::Error) -> Failure {
     if error.kind() == io::ErrorKind::BrokenPipe {
         return Failure::ClosedPipe;
     }
-    Failure::Error(Error::Machine {
-        what: "cannot write to standard output".into(),
-        source: error,
-    })
+    Failure::Error(Error::Machine { what: "cannot write to standard output".into(), source: error })
 }
 
 /// `text` on one line and safe for a terminal: paths and names may hold anything.

@@ -101,12 +101,5 @@ pub fn report_parts(report: Report, peak_rss_bytes: u64) -> (Memory, Io, Cpu) {
         resident_bytes: report.resident_bytes,
         passes: report.passes,
     };
-    (
-        memory,
-        io,
-        Cpu {
-            isa: report.isa,
-            threads: report.threads,
-        },
-    )
+    (memory, io, Cpu { isa: report.isa, threads: report.threads })
 }

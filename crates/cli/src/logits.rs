@@ -27,19 +27,14 @@ pub fn run(args: &args::Logits) -> Result<ExitCode, Failure> {
     let cancel = interrupt::flag()?;
     let model = open::model(&args.model, &args.session)?;
     let context = open::context(&model, &args.session, args.ids.len(), 0, "the --ids")?;
-    let options = Options {
-        cancel,
-        ..args.session.options(context)
-    };
+    let options = Options { cancel, ..args.session.options(context) };
     let mut session = Session::open(&model, &options)?;
     let mut digest = Digest::default();
     let mut positions = Vec::with_capacity(args.ids.len());
     let mut nll = 0.0;
     session.feed_each(&args.ids, |position, row| {
         digest.add(row);
-        positions.push(Position {
-            top: highest(row, args.top),
-        });
+        positions.push(Position { top: highest(row, args.top) });
         if let Some(next) = args.ids.get(position + 1) {
             nll += negative_log_likelihood(row, *next as usize);
         }
@@ -47,25 +42,14 @@ pub fn run(args: &args::Logits) -> Result<ExitCode, Failure> {
     let scored = args.ids.len() - 1;
     let nll = (scored > 0).then(|| nll / scored as f64);
     if args.json {
-        print_json(&Document {
-            positions,
-            nll,
-            logits_digest: format!("{:016x}", digest.finish()),
-        })?;
+        print_json(&Document { positions, nll, logits_digest: format!("{:016x}", digest.finish()) })?;
     } else {
         for (i, (id, position)) in args.ids.iter().zip(&positions).enumerate() {
-            let top: Vec<String> = position
-                .top
-                .iter()
-                .map(|(id, v)| format!("{id}:{v:.4}"))
-                .collect();
+            let top: Vec<String> = position.top.iter().map(|(id, v)| format!("{id}:{v:.4}")).collect();
             print(&format!("{i} {id} -> {}\n", top.join(" ")))?;
         }
         if let Some(nll) = nll {
-            print(&format!(
-                "mean nll {nll:.6} nats, perplexity {:.4}\n",
-                nll.exp()
-            ))?;
+            print(&format!("mean nll {nll:.6} nats, perplexity {:.4}\n", nll.exp()))?;
         }
     }
     Ok(ExitCode::SUCCESS)

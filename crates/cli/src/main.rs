@@ -31,17 +31,11 @@ fn main() -> ExitCode {
     // Times count from here: the loader and the runtime before it take about a millisecond.
     let started = Instant::now();
     let (outcome, model, json) = match Cli::try_parse() {
-        Ok(cli) => (
-            execute(&cli.command, started),
-            Some(cli.command.model().to_owned()),
-            cli.command.wants_json(),
-        ),
+        Ok(cli) => {
+            (execute(&cli.command, started), Some(cli.command.model().to_owned()), cli.command.wants_json())
+        }
         // The flags are unknown, so whether JSON is wanted can only be guessed from the words.
-        Err(error) => (
-            unparsed(&error),
-            None,
-            std::env::args_os().any(|word| word == "--json"),
-        ),
+        Err(error) => (unparsed(&error), None, std::env::args_os().any(|word| word == "--json")),
     };
     match outcome {
         Ok(code) => code,
@@ -53,10 +47,7 @@ fn main() -> ExitCode {
             note(&format!("error: {message}"));
             if json {
                 // A script that reads JSON gets a document in every case; if nobody reads it there is nobody to tell.
-                let _ = io::print_json(&json::ErrorDocument {
-                    error: message,
-                    exit_code: code,
-                });
+                let _ = io::print_json(&json::ErrorDocument { error: message, exit_code: code });
             }
             ExitCode::from(code)
         }
@@ -127,14 +118,8 @@ mod tests {
     #[test]
     fn what_the_parser_says_becomes_one_line() {
         for (line, wanted) in [
-            (
-                &["run"][..],
-                "the following required arguments were not provided: <MODEL>; see sluice --help",
-            ),
-            (
-                &["run", "m", "--jsn"],
-                "unexpected argument '--jsn' found; see sluice --help",
-            ),
+            (&["run"][..], "the following required arguments were not provided: <MODEL>; see sluice --help"),
+            (&["run", "m", "--jsn"], "unexpected argument '--jsn' found; see sluice --help"),
             (&["rn"], "unrecognized subcommand 'rn'; see sluice --help"),
             (
                 &["run", "m", "--backend", "x\ny"],

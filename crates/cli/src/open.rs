@@ -13,10 +13,7 @@ use crate::io::note;
 /// # Errors
 /// [`Error::Usage`], naming both flags.
 pub fn check(flags: &Session) -> Result<(), Error> {
-    if matches!(
-        (flags.backend, flags.direct),
-        (Backend::Mmap, DirectArg::On)
-    ) {
+    if matches!((flags.backend, flags.direct), (Backend::Mmap, DirectArg::On)) {
         return Err(Error::Usage(
             "--backend mmap with --direct on: a mapping goes through the page cache; use --backend pread or uring".into(),
         ));
@@ -65,12 +62,7 @@ pub fn context(
         None => tokens.saturating_add(more).min(longest),
     };
     if tokens > context {
-        return Err(Error::Context {
-            context,
-            wanted: tokens,
-            longest,
-            detail: what.into(),
-        });
+        return Err(Error::Context { context, wanted: tokens, longest, detail: what.into() });
     }
     Ok(context)
 }

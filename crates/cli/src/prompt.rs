@@ -19,10 +19,7 @@ use crate::io::note;
 const LONGEST: usize = 64 << 20;
 
 /// How long to wait for input before looking whether Ctrl-C was pressed: too short to notice, too long to cost.
-const TICK: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 50_000_000,
-};
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 impl Prompt {
     /// Reads it. With -p or -f standard input is left alone.
@@ -42,11 +39,7 @@ impl Prompt {
                 }
                 // A descriptor of its own: std's buffer would hide from poll what has come already.
                 let input = stdin().as_fd().try_clone_to_owned().map(File::from);
-                read_all(
-                    input,
-                    "cannot read the prompt from standard input",
-                    interrupted,
-                )
+                read_all(input, "cannot read the prompt from standard input", interrupted)
             }
         }
     }
@@ -58,25 +51,14 @@ impl Prompt {
             (None, Some(path)) if path != Path::new("-") => "-f",
             _ => return,
         };
-        if !stdin().is_terminal()
-            && rustix::io::ioctl_fionread(stdin()).is_ok_and(|waiting| waiting > 0)
-        {
-            note(&format!(
-                "note: standard input is not read, because {flag} gives the prompt"
-            ));
+        if !stdin().is_terminal() && rustix::io::ioctl_fionread(stdin()).is_ok_and(|waiting| waiting > 0) {
+            note(&format!("note: standard input is not read, because {flag} gives the prompt"));
         }
     }
 }
 
-fn read_all(
-    input: io::Result<File>,
-    what: &str,
-    interrupted: &AtomicBool,
-) -> Result<Vec<u8>, Error> {
-    let failed = |source| Error::Machine {
-        what: what.into(),
-        source,
-    };
+fn read_all(input: io::Result<File>, what: &str, interrupted: &AtomicBool) -> Result<Vec<u8>, Error> {
+    let failed = |source| Error::Machine { what: what.into(), source };
     let mut input = input.map_err(failed)?;
     let mut bytes = Vec::new();
     let mut piece = vec![0; 64 << 10]; // what a pipe holds at once

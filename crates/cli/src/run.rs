@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use sluice_model::{
-    Error, GenerateOptions, Model, Options, Outcome, ProcessMemory, Report, Sampler, Session,
-    StopReason, generate,
+    Error, GenerateOptions, Model, Options, Outcome, ProcessMemory, Report, Sampler, Session, StopReason,
+    generate,
 };
 
 use crate::io::{Failure, note, print, print_json};
@@ -16,8 +16,7 @@ use crate::{args, interrupt, open};
 
 pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
     // Bad flags are told before anything is read.
-    let mut sampler =
-        Sampler::new(args.sampling.options()).map_err(|e| Error::Usage(e.to_string()))?;
+    let mut sampler = Sampler::new(args.sampling.options()).map_err(|e| Error::Usage(e.to_string()))?;
     open::check(&args.session)?;
     let cancel = interrupt::flag()?;
     let text = args.prompt.read(&cancel)?;
@@ -25,10 +24,7 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
     args.prompt.note_ignored_input();
     let prompt = encode(&model, &args.session, text)?;
     let context = open::context(&model, &args.session, prompt.len(), args.n, "the prompt")?;
-    let options = Options {
-        cancel,
-        ..args.session.options(context)
-    };
+    let options = Options { cancel, ..args.session.options(context) };
     let mut session = Session::open(&model, &options)?;
     if args.verbose {
         session.notes().iter().for_each(|n| note(n));
@@ -40,18 +36,10 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
 
     let mut closed = None;
     let mut line_is_open = false;
-    let generate_options = GenerateOptions {
-        max_tokens: args.n,
-        sampler: args.sampling.options(),
-        stop: args.stop.clone(),
-    };
-    let outcome = generate(
-        &mut session,
-        model.tokenizer(),
-        &prompt,
-        &generate_options,
-        &mut sampler,
-        |text| {
+    let generate_options =
+        GenerateOptions { max_tokens: args.n, sampler: args.sampling.options(), stop: args.stop.clone() };
+    let outcome =
+        generate(&mut session, model.tokenizer(), &prompt, &generate_options, &mut sampler, |text| {
             if args.json {
                 return ControlFlow::Continue(());
             }
@@ -63,8 +51,7 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
                     ControlFlow::Break(())
                 }
             }
-        },
-    );
+        });
     if let Some(failure) = closed {
         return Err(failure);
     }
@@ -77,17 +64,9 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
     let ttft_s = outcome.first_token.map(|t| (t - started).as_secs_f64());
     let report = session.report();
     let peak = ProcessMemory::now().peak;
-    let mut told = if args.verbose {
-        traffic(&report).to_vec()
-    } else {
-        Vec::new()
-    };
+    let mut told = if args.verbose { traffic(&report).to_vec() } else { Vec::new() };
     told.push(summary(&outcome, prompt.len(), ttft_s, peak));
-    let code = if outcome.stop_reason == StopReason::Interrupted {
-        interrupt::EXIT_CODE
-    } else {
-        0
-    };
+    let code = if outcome.stop_reason == StopReason::Interrupted { interrupt::EXIT_CODE } else { 0 };
     if args.json {
         let (memory, io, cpu) = report_parts(report, peak);
         print_json(&RunDocument {
@@ -105,10 +84,7 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
             memory,
             io,
             cpu,
-            model: ModelInfo {
-                name: model.name(),
-                file_bytes: model.file_bytes(),
-            },
+            model: ModelInfo { name: model.name(), file_bytes: model.file_bytes() },
             text: outcome.text,
             ids: outcome.ids,
         })?;
@@ -126,11 +102,7 @@ fn encode(model: &Model, flags: &args::Session, text: Vec<u8>) -> Result<Vec<u32
     let tokenizer = model.tokenizer();
     if text.len() > QUICK {
         let ids = 0..tokenizer.vocab_size() as u32;
-        let longest = ids
-            .map(|id| tokenizer.piece(id).len())
-            .max()
-            .unwrap_or(1)
-            .max(1);
+        let longest = ids.map(|id| tokenizer.piece(id).len()).max().unwrap_or(1).max(1);
         let what = format!("or more, for a prompt of {} bytes", text.len());
         open::context(model, flags, text.len().div_ceil(longest), 0, &what)?;
     }
@@ -165,11 +137,8 @@ fn traffic(report: &Report) -> [String; 2] {
 /// compare at a glance.
 fn summary(outcome: &Outcome, prompt: usize, ttft_s: Option<f64>, peak: u64) -> String {
     let n = outcome.ids.len();
-    let mut line = format!(
-        "[{}: {n} {} after a prompt of {prompt}",
-        outcome.stop_reason.name(),
-        plural(n, "token")
-    );
+    let mut line =
+        format!("[{}: {n} {} after a prompt of {prompt}", outcome.stop_reason.name(), plural(n, "token"));
     if let Some(s) = ttft_s {
         line += &format!("; first after {s:5.2} s");
     }
@@ -180,9 +149,5 @@ fn summary(outcome: &Outcome, prompt: usize, ttft_s: Option<f64>, peak: u64) -> 
 }
 
 fn plural(n: usize, word: &str) -> String {
-    if n == 1 {
-        word.into()
-    } else {
-        format!("{word}s")
-    }
+    if n == 1 { word.into() } else { format!("{word}s") }
 }

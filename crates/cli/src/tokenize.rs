@@ -24,10 +24,8 @@ pub fn run(args: &args::Tokenize) -> Result<ExitCode, Failure> {
     }
     let ids = tokenizer.encode(&text, true, !args.no_bos);
     if args.json {
-        let pieces = ids
-            .iter()
-            .map(|id| String::from_utf8_lossy(&tokenizer.piece(*id)).into_owned())
-            .collect();
+        let pieces =
+            ids.iter().map(|id| String::from_utf8_lossy(&tokenizer.piece(*id)).into_owned()).collect();
         print_json(&Document { ids, pieces })?;
     } else {
         let ids: Vec<String> = ids.iter().map(u32::to_string).collect();

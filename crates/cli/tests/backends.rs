@@ -31,19 +31,9 @@ fn permitted(path: &Path) -> Vec<&'static str> {
         if ran.code == Some(0) {
             flags.push(backend);
         } else {
-            assert!(
-                !needs.is_empty() && !needs.split(',').any(required),
-                "{backend}: {ran:?}"
-            );
+            assert!(!needs.is_empty() && !needs.split(',').any(required), "{backend}: {ran:?}");
             eprintln!("SKIPPED: {backend}: {}", ran.stderr);
-            ran.refused(
-                1,
-                &[if needs == "direct" {
-                    "--direct off"
-                } else {
-                    "--"
-                }],
-            );
+            ran.refused(1, &[if needs == "direct" { "--direct off" } else { "--" }]);
         }
     }
     flags
@@ -52,21 +42,14 @@ fn permitted(path: &Path) -> Vec<&'static str> {
 #[test]
 fn what_was_asked_for_is_what_is_used_and_gives_the_same_text() {
     let (_dir, path) = model();
-    let wanted = run(&path, "-p thequickbrown -n 4 --json --threads 1")
-        .ok()
-        .json();
+    let wanted = run(&path, "-p thequickbrown -n 4 --json --threads 1").ok().json();
     for backend in permitted(&path) {
         for place in [
             "--layers stream --lm-head stream",
             "--layers resident --lm-head resident",
             "--chunk-bytes 20K --stream-lm-head --lm-head-rows 77",
         ] {
-            let d = run(
-                &path,
-                &format!("-p thequickbrown -n 4 --json {backend} {place}"),
-            )
-            .ok()
-            .json();
+            let d = run(&path, &format!("-p thequickbrown -n 4 --json {backend} {place}")).ok().json();
             let name = backend.split(' ').nth(1).expect("a name");
             assert_eq!(d["io"]["backend"], name, "{d}");
             assert_eq!(d["io"]["direct"], backend.contains("--direct on"), "{d}");
@@ -80,42 +63,21 @@ fn what_was_asked_for_is_what_is_used_and_gives_the_same_text() {
 /// Starts a run that would never end, has `change` act on the file once text comes, and waits.
 fn while_running(flags: &str, change: impl FnOnce(&Path)) -> Ran {
     let (_dir, path) = endless();
-    let args = [
-        "run",
-        path.to_str().expect("plain"),
-        "-p",
-        "the",
-        "-n",
-        "1000000000",
-    ];
-    let mut child = command(args.into_iter().chain(flags.split(' ')))
-        .spawn()
-        .expect("the binary starts");
-    child
-        .stdout
-        .as_mut()
-        .expect("a pipe")
-        .read_exact(&mut [0; 9])
-        .expect("some text");
+    let args = ["run", path.to_str().expect("plain"), "-p", "the", "-n", "1000000000"];
+    let mut child = command(args.into_iter().chain(flags.split(' '))).spawn().expect("the binary starts");
+    child.stdout.as_mut().expect("a pipe").read_exact(&mut [0; 9]).expect("some text");
     change(&path);
     finish(child)
 }
 
 fn cut(path: &Path) {
-    OpenOptions::new()
-        .write(true)
-        .open(path)
-        .and_then(|file| file.set_len(100))
-        .expect("our own file");
+    OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(100)).expect("our own file");
 }
 
 #[test]
 fn a_file_that_is_cut_while_it_is_read_is_an_error() {
     let (_dir, path) = model();
-    for backend in permitted(&path)
-        .iter()
-        .filter(|flags| !flags.contains("mmap"))
-    {
+    for backend in permitted(&path).iter().filter(|flags| !flags.contains("mmap")) {
         for threads in [1, 2] {
             let flags = format!("{backend} --layers stream --lm-head stream --threads {threads}");
             let ran = while_running(&flags, cut);
@@ -131,17 +93,9 @@ fn a_file_that_is_replaced_while_it_is_read_goes_on_as_it_was() {
     let (_dir, path) = model();
     let wanted = run(&path, "-p the -n 100").ok().stdout;
     for backend in permitted(&path) {
-        let args = [
-            "run",
-            path.to_str().expect("plain"),
-            "-p",
-            "the",
-            "-n",
-            "100",
-        ];
-        let mut child = command(args.into_iter().chain(backend.split(' ')))
-            .spawn()
-            .expect("the binary starts");
+        let args = ["run", path.to_str().expect("plain"), "-p", "the", "-n", "100"];
+        let mut child =
+            command(args.into_iter().chain(backend.split(' '))).spawn().expect("the binary starts");
         let mut text = vec![0; 9];
         let mut stdout = child.stdout.take().expect("a pipe");
         stdout.read_exact(&mut text).expect("some text");
@@ -174,23 +128,8 @@ fn forbidden_io_uring_is_explained_and_auto_goes_on_without() {
     let path = path.to_str().expect("plain");
     let forbidden = |errno: &str, flags: &str| {
         let mut python = Command::new("python3");
-        python.args([
-            "-c",
-            FORBID,
-            errno,
-            env!("CARGO_BIN_EXE_sluice"),
-            "run",
-            path,
-            "-p",
-            "the",
-            "-n",
-            "5",
-        ]);
-        python
-            .args(flags.split(' '))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        python.args(["-c", FORBID, errno, env!("CARGO_BIN_EXE_sluice"), "run", path, "-p", "the", "-n", "5"]);
+        python.args(flags.split(' ')).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         python.spawn().map(finish)
     };
     let wanted = match forbidden("1", "--backend pread") {
@@ -204,26 +143,17 @@ fn forbidden_io_uring_is_explained_and_auto_goes_on_without() {
     const ENOSYS: (&str, &[&str]) = ("38", &["not implemented", "sandbox"]);
     for (errno, words) in [EPERM, ENOSYS] {
         let named = forbidden(errno, "--backend uring").expect("python3");
-        let line = named
-            .refused(1, &["io_uring", "--backend pread"])
-            .stderr
-            .to_lowercase();
+        let line = named.refused(1, &["io_uring", "--backend pread"]).stderr.to_lowercase();
         assert!(words.iter().all(|word| line.contains(word)), "{line}");
         // Direct reads by choice ask for reads in flight, so for io_uring first.
-        let auto = forbidden(
-            errno,
-            "--layers stream --lm-head stream --verbose --direct on",
-        )
-        .expect("python3");
+        let auto =
+            forbidden(errno, "--layers stream --lm-head stream --verbose --direct on").expect("python3");
         if auto.code == Some(1) && auto.stderr.contains("--direct off") {
             eprintln!("SKIPPED: no direct reads here: {}", auto.stderr);
             continue;
         }
         let auto = auto.ok();
         assert_eq!(auto.stdout, wanted);
-        assert!(
-            auto.stderr.contains("backend pread: ") && auto.stderr.contains("io_uring"),
-            "{auto:?}"
-        );
+        assert!(auto.stderr.contains("backend pread: ") && auto.stderr.contains("io_uring"), "{auto:?}");
     }
 }

@@ -19,11 +19,8 @@ fn list(name: &str) -> Option<(PathBuf, Vec<Vec<String>>)> {
     };
     let folder = PathBuf::from(shared).join("cases/files");
     let text = std::fs::read_to_string(folder.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
-    let rows: Vec<Vec<String>> = text
-        .lines()
-        .skip(1)
-        .map(|row| row.split('\t').map(str::to_owned).collect())
-        .collect();
+    let rows: Vec<Vec<String>> =
+        text.lines().skip(1).map(|row| row.split('\t').map(str::to_owned).collect()).collect();
     assert!(!rows.is_empty(), "{name} has no rows");
     Some((folder, rows))
 }
@@ -36,25 +33,15 @@ fn faults_of_refusal(ran: &Ran, file: &str, words: &str) -> Vec<String> {
             faults.push(what);
         }
     };
-    let lines: Vec<&str> = ran
-        .stderr
-        .lines()
-        .filter(|line| !line.starts_with("warning: "))
-        .collect();
+    let lines: Vec<&str> = ran.stderr.lines().filter(|line| !line.starts_with("warning: ")).collect();
     wrong(!ran.stdout.is_empty(), "something is on stdout".into());
     wrong(lines.len() != 1, "not one line".into());
     wrong(!ran.stderr.contains(file), "the file is not named".into());
     for group in words.split(" | ").filter(|group| *group != "-") {
-        let said = group.split('/').any(|word| {
-            ran.stderr
-                .to_lowercase()
-                .contains(&word.trim().to_lowercase())
-        });
+        let said =
+            group.split('/').any(|word| ran.stderr.to_lowercase().contains(&word.trim().to_lowercase()));
         // Alternatives are parted by slashes, but a word may be a file's name as well.
-        wrong(
-            !said && !ran.stderr.contains(group),
-            format!("none of {group:?} is said"),
-        );
+        wrong(!said && !ran.stderr.contains(group), format!("none of {group:?} is said"));
     }
     faults
 }
@@ -62,20 +49,9 @@ fn faults_of_refusal(ran: &Ran, file: &str, words: &str) -> Vec<String> {
 /// Runs the model with 4 GB of address space: an allocation out of proportion to the file shows.
 fn in_little_memory(model: &Path) -> Ran {
     let mut shell = Command::new("sh");
-    shell.args([
-        "-c",
-        r#"ulimit -v 4000000; exec "$@""#,
-        "sh",
-        env!("CARGO_BIN_EXE_sluice"),
-        "run",
-    ]);
-    shell
-        .arg(model)
-        .args(["-p", "the", "-n", "4", "--temp", "0"]);
-    shell
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    shell.args(["-c", r#"ulimit -v 4000000; exec "$@""#, "sh", env!("CARGO_BIN_EXE_sluice"), "run"]);
+    shell.arg(model).args(["-p", "the", "-n", "4", "--temp", "0"]);
+    shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     finish(shell.spawn().expect("a shell"))
 }
 
@@ -86,9 +62,7 @@ fn every_file_runs_or_is_refused_as_the_index_says() {
     };
     let mut failed = Vec::new();
     for row in &rows {
-        let [file, kind, what, words] = &row[..] else {
-            panic!("four columns, not {row:?}")
-        };
+        let [file, kind, what, words] = &row[..] else { panic!("four columns, not {row:?}") };
         let ran = in_little_memory(&folder.join(file));
         let faults = match (ran.code, kind.as_str()) {
             (Some(0), "must-accept" | "either") => Vec::new(),
@@ -99,31 +73,16 @@ fn every_file_runs_or_is_refused_as_the_index_says() {
             failed.push(format!("{file}: {}: {ran:?}", faults.join(", ")));
         }
     }
-    assert!(
-        failed.is_empty(),
-        "{} of {}:\n{}",
-        failed.len(),
-        rows.len(),
-        failed.join("\n")
-    );
+    assert!(failed.is_empty(), "{} of {}:\n{}", failed.len(), rows.len(), failed.join("\n"));
 }
 
 /// The digest of the logits of a few tokens, more than 20 of them: wrong rotations show late.
 fn digest(path: &Path, flags: &[&str]) -> String {
     let ids: Vec<String> = (0..32).map(|i| (1 + i * 37 % 250).to_string()).collect();
     let ids = ids.join(",");
-    let args = [
-        OsStr::new("logits"),
-        path.as_os_str(),
-        "--ids".as_ref(),
-        ids.as_ref(),
-        "--json".as_ref(),
-    ];
+    let args = [OsStr::new("logits"), path.as_os_str(), "--ids".as_ref(), ids.as_ref(), "--json".as_ref()];
     let ran = sluice(args.into_iter().chain(flags.iter().map(OsStr::new))).ok();
-    ran.json()["logits_digest"]
-        .as_str()
-        .expect("a digest")
-        .to_owned()
+    ran.json()["logits_digest"].as_str().expect("a digest").to_owned()
 }
 
 #[test]
@@ -132,9 +91,7 @@ fn pairs_have_the_same_logits_or_not() {
         return;
     };
     for row in &rows {
-        let [a, b, relation, why] = &row[..] else {
-            panic!("four columns, not {row:?}")
-        };
+        let [a, b, relation, why] = &row[..] else { panic!("four columns, not {row:?}") };
         let same = digest(&folder.join(a), &[]) == digest(&folder.join(b), &[]);
         assert_eq!(same, relation == "same-logits", "{a} and {b}: {why}");
     }
@@ -145,23 +102,14 @@ fn good_files_give_the_same_logits_however_they_are_read() {
     let Some((folder, rows)) = list("index.tsv") else {
         return;
     };
-    for file in rows
-        .iter()
-        .filter(|row| row[1] == "must-accept")
-        .map(|row| folder.join(&row[0]))
-    {
+    for file in rows.iter().filter(|row| row[1] == "must-accept").map(|row| folder.join(&row[0])) {
         let wanted = digest(&file, &["--threads", "1", "--layers", "resident"]);
         for flags in [
             "--backend mmap --layers stream --stream-lm-head",
             "--backend pread --direct off --layers stream --lm-head-rows 7 --chunk-bytes 1 --threads 3",
         ] {
             let flags: Vec<&str> = flags.split(' ').collect();
-            assert_eq!(
-                digest(&file, &flags),
-                wanted,
-                "{}: {flags:?}",
-                file.display()
-            );
+            assert_eq!(digest(&file, &flags), wanted, "{}: {flags:?}", file.display());
         }
     }
 }

@@ -64,13 +64,7 @@ fn a_command_line_that_makes_no_sense_is_one_line_too() {
     sluice(["logits", "m.gguf", "--ids", "1", "--top", "0"]).refused(2, &["--top"]);
     sluice(["run", "m.gguf", "--backend", "a\n\nb\x1b[31m"]).refused(2, &["--backend"]);
     let not_text = OsStr::from_bytes(b"\xff");
-    sluice([
-        OsStr::new("run"),
-        OsStr::new("m.gguf"),
-        OsStr::new("--stop"),
-        not_text,
-    ])
-    .refused(2, &["UTF-8"]);
+    sluice([OsStr::new("run"), OsStr::new("m.gguf"), OsStr::new("--stop"), not_text]).refused(2, &["UTF-8"]);
 }
 
 #[test]
@@ -97,13 +91,9 @@ fn json_is_told_in_json_even_when_the_flags_are_wrong() {
 
 #[test]
 fn help_is_on_stdout_when_asked_for_and_on_stderr_when_not() {
-    for args in [
-        &["--help"][..],
-        &["run", "--help"],
-        &["inspect", "-h"],
-        &["tokenize", "-h"],
-        &["logits", "-h"],
-    ] {
+    for args in
+        [&["--help"][..], &["run", "--help"], &["inspect", "-h"], &["tokenize", "-h"], &["logits", "-h"]]
+    {
         let ran = sluice(args).ok();
         assert!(
             ran.stderr.is_empty() && String::from_utf8_lossy(&ran.stdout).contains("Usage: sluice"),
@@ -111,17 +101,12 @@ fn help_is_on_stdout_when_asked_for_and_on_stderr_when_not() {
         );
     }
     let ran = sluice(["--version"]).ok();
-    assert_eq!(
-        ran.stdout,
-        format!("sluice {}\n", env!("CARGO_PKG_VERSION")).as_bytes()
-    );
+    assert_eq!(ran.stdout, format!("sluice {}\n", env!("CARGO_PKG_VERSION")).as_bytes());
     let none: [&str; 0] = [];
     let ran = sluice(none);
     assert_eq!(ran.code, Some(2), "{ran:?}");
     assert!(
-        ran.stdout.is_empty()
-            && ran.stderr.contains("Usage: sluice")
-            && ran.stderr.contains("Examples"),
+        ran.stdout.is_empty() && ran.stderr.contains("Usage: sluice") && ran.stderr.contains("Examples"),
         "{ran:?}"
     );
 }

@@ -16,21 +16,13 @@ use sluice_fixtures::{Spec, TensorType};
 use sluice_model::gguf::Writer;
 use tempfile::TempDir;
 
-const COMMANDS: [&[&str]; 4] = [
-    &["run", "-p", "the", "-n", "2"],
-    &["inspect"],
-    &["tokenize", "-p", "the"],
-    &["logits", "--ids", "1"],
-];
+const COMMANDS: [&[&str]; 4] =
+    [&["run", "-p", "the", "-n", "2"], &["inspect"], &["tokenize", "-p", "the"], &["logits", "--ids", "1"]];
 
 /// Every command on `model`.
 fn everywhere(model: impl AsRef<OsStr>) -> impl Iterator<Item = common::Ran> {
     COMMANDS.iter().map(move |args| {
-        sluice(
-            [OsStr::new(args[0]), model.as_ref()]
-                .into_iter()
-                .chain(args[1..].iter().map(OsStr::new)),
-        )
+        sluice([OsStr::new(args[0]), model.as_ref()].into_iter().chain(args[1..].iter().map(OsStr::new)))
     })
 }
 
@@ -50,8 +42,7 @@ fn what_is_no_file_is_refused_at_once() {
         (Path::new("/dev/zero"), "device"),
         (Path::new("/dev/null"), "device"),
     ] {
-        everywhere(path)
-            .for_each(|ran| drop(ran.refused(1, &[path.to_str().expect("plain"), word])));
+        everywhere(path).for_each(|ran| drop(ran.refused(1, &[path.to_str().expect("plain"), word])));
     }
 }
 
@@ -77,10 +68,7 @@ fn what_is_no_model_is_named_for_what_it_is() {
     for (bytes, word) in [
         (&b""[..], "empty"),
         (&b"GGUF"[..], "too short"),
-        (
-            &b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"[..],
-            "git lfs pull",
-        ),
+        (&b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"[..], "git lfs pull"),
         (&b"<!DOCTYPE html><html><head>"[..], "web page"),
         (&zeros, "not a GGUF"),
         (&whole[..whole.len() - 1], "bytes"),
@@ -110,26 +98,13 @@ fn any_path_works_and_none_breaks_the_line() {
         let ran = run(&path, "-p the -n 2 --json").ok();
         assert_eq!(ran.json()["generated_tokens"], 2);
         sluice([OsStr::new("inspect"), path.as_os_str()]).ok();
-        sluice([
-            OsStr::new("inspect"),
-            path.as_os_str(),
-            OsStr::new("--json"),
-        ])
-        .ok()
-        .json();
+        sluice([OsStr::new("inspect"), path.as_os_str(), OsStr::new("--json")]).ok().json();
         fs::write(&path, "not a model").expect("the file again");
         for ran in everywhere(&path) {
             ran.refused(1, &["GGUF"]);
         }
-        let failed = sluice([
-            OsStr::new("inspect"),
-            path.as_os_str(),
-            OsStr::new("--json"),
-        ]);
-        assert_eq!(
-            (failed.code, &failed.json()["exit_code"]),
-            (Some(1), &1.into())
-        );
+        let failed = sluice([OsStr::new("inspect"), path.as_os_str(), OsStr::new("--json")]);
+        assert_eq!((failed.code, &failed.json()["exit_code"]), (Some(1), &1.into()));
         drop(dir);
         for ran in everywhere(&path) {
             ran.refused(1, &[".gguf", "No such file"]);
@@ -142,9 +117,7 @@ fn shards(spec: &Spec, dir: &Path) -> [std::path::PathBuf; 2] {
     let tensors = spec.tensors();
     let (first, second) = tensors.split_at(tensors.len() / 2);
     [(0u16, spec.metadata(), first), (1, Writer::new(), second)].map(|(no, mut file, part)| {
-        file.key("split.no", no)
-            .key("split.count", 2u16)
-            .key("split.tensors.count", tensors.len() as i32);
+        file.key("split.no", no).key("split.count", 2u16).key("split.tensors.count", tensors.len() as i32);
         for t in part {
             file.tensor(&t.name, t.ty, &t.dims);
         }
@@ -167,16 +140,9 @@ fn links_and_shards_give_the_text_of_the_plain_file() {
     assert_eq!(run(&link, "-p the -n 9").ok().stdout, wanted);
 
     let [first, second] = shards(&tiny(), dir.path());
-    for flags in [
-        "",
-        " --backend pread --layers stream --stream-lm-head",
-        " --backend mmap --layers stream",
-    ] {
-        assert_eq!(
-            run(&first, &format!("-p the -n 9{flags}")).ok().stdout,
-            wanted,
-            "{flags}"
-        );
+    for flags in ["", " --backend pread --layers stream --stream-lm-head", " --backend mmap --layers stream"]
+    {
+        assert_eq!(run(&first, &format!("-p the -n 9{flags}")).ok().stdout, wanted, "{flags}");
     }
     // As a download cache has them: files named by hash, and links with the names.
     let names = TempDir::new().expect("a folder");
@@ -194,18 +160,11 @@ fn links_and_shards_give_the_text_of_the_plain_file() {
 }
 
 /// A model of which `change` has edited the metadata, with the tensors that `keep` keeps.
-fn edited(
-    change: impl FnOnce(&mut Writer),
-    keep: impl Fn(&str) -> bool,
-) -> (TempDir, std::path::PathBuf) {
+fn edited(change: impl FnOnce(&mut Writer), keep: impl Fn(&str) -> bool) -> (TempDir, std::path::PathBuf) {
     let spec = tiny();
     let mut file = spec.metadata();
     change(&mut file);
-    let tensors: Vec<_> = spec
-        .tensors()
-        .into_iter()
-        .filter(|t| keep(&t.name))
-        .collect();
+    let tensors: Vec<_> = spec.tensors().into_iter().filter(|t| keep(&t.name)).collect();
     for t in &tensors {
         file.tensor(&t.name, t.ty, &t.dims);
     }
@@ -221,94 +180,47 @@ fn edited(
 
 fn inspected(path: &Path) -> serde_json::Value {
     let text = sluice(["inspect".as_ref(), path.as_os_str()]).ok();
-    assert!(
-        String::from_utf8_lossy(&text.stdout).contains("cannot be run"),
-        "{text:?}"
-    );
-    sluice([
-        "inspect".as_ref(),
-        path.as_os_str(),
-        "--json".as_ref(),
-        "--tensors".as_ref(),
-    ])
-    .ok()
-    .json()
+    assert!(String::from_utf8_lossy(&text.stdout).contains("cannot be run"), "{text:?}");
+    sluice(["inspect".as_ref(), path.as_os_str(), "--json".as_ref(), "--tensors".as_ref()]).ok().json()
 }
 
 #[test]
 fn what_cannot_be_run_can_be_looked_at() {
     let (_dir, path) = edited(|_| {}, |_| false);
     let d = inspected(&path);
-    assert_eq!(
-        (&d["tensor_count"], &d["stream"]),
-        (&0.into(), &serde_json::Value::Null)
-    );
+    assert_eq!((&d["tensor_count"], &d["stream"]), (&0.into(), &serde_json::Value::Null));
     let (_whole, plain) = model();
     let ids = |path: &Path| {
-        sluice([
-            "tokenize".as_ref(),
-            path.as_os_str(),
-            "-p".as_ref(),
-            "q".as_ref(),
-        ])
-        .ok()
-        .stdout
+        sluice(["tokenize".as_ref(), path.as_os_str(), "-p".as_ref(), "q".as_ref()]).ok().stdout
     };
     assert_eq!(ids(&path), ids(&plain));
     run(&path, "-p the").refused(1, &["edited.gguf"]);
 
     let (_dir, path) = edited(|file| _ = file.key("llama.expert_count", 8u32), |_| true);
     let d = inspected(&path);
-    assert!(
-        d["not_runnable"]
-            .as_str()
-            .is_some_and(|why| why.contains("llama.expert_count")),
-        "{d}"
-    );
-    assert!(
-        d["tensors"].as_array().is_some_and(|t| t.len() == 21),
-        "{d}"
-    );
+    assert!(d["not_runnable"].as_str().is_some_and(|why| why.contains("llama.expert_count")), "{d}");
+    assert!(d["tensors"].as_array().is_some_and(|t| t.len() == 21), "{d}");
     run(&path, "-p the").refused(1, &["edited.gguf", "llama.expert_count"]);
 
     let (_dir, path) = edited(|_| {}, |name| name != "blk.1.ffn_down.weight");
     let d = inspected(&path);
-    assert!(
-        d["not_runnable"]
-            .as_str()
-            .is_some_and(|why| why.contains("blk.1.ffn_down.weight")),
-        "{d}"
-    );
+    assert!(d["not_runnable"].as_str().is_some_and(|why| why.contains("blk.1.ffn_down.weight")), "{d}");
     run(&path, "-p the").refused(1, &["edited.gguf", "blk.1.ffn_down.weight"]);
 }
 
 #[test]
 fn hostile_text_in_a_file_is_escaped_where_it_is_shown() {
-    let (_dir, path) = edited(
-        |file| {
-            _ = file
-                .key("x.note", "\u{1b}[31m\n\0")
-                .key("x.bytes", &b"\xff"[..])
-        },
-        |_| true,
-    );
+    let (_dir, path) =
+        edited(|file| _ = file.key("x.note", "\u{1b}[31m\n\0").key("x.bytes", &b"\xff"[..]), |_| true);
     let plain = sluice(["inspect".as_ref(), path.as_os_str(), "--tensors".as_ref()]).ok();
     let text = String::from_utf8(plain.stdout).expect("UTF-8");
     assert!(text.contains("x.note = \\u{1b}[31m\\n\\u{0}\n"), "{text}");
-    assert!(
-        !text.contains(|c: char| c.is_control() && c != '\n'),
-        "{text:?}"
-    );
-    let d = sluice(["inspect".as_ref(), path.as_os_str(), "--json".as_ref()])
-        .ok()
-        .json();
+    assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+    let d = sluice(["inspect".as_ref(), path.as_os_str(), "--json".as_ref()]).ok().json();
     assert_eq!(
         (&d["metadata"]["x.note"], &d["metadata"]["x.bytes"]),
         (&"\u{1b}[31m\n\0".into(), &"\u{fffd}".into())
     );
     assert_eq!(d["types"][0]["type"], TensorType::Q8_0.name());
-    assert!(
-        d["stream"]["layer_bytes"].as_u64() > d["stream"]["head_bytes"].as_u64(),
-        "{d}"
-    );
+    assert!(d["stream"]["layer_bytes"].as_u64() > d["stream"]["head_bytes"].as_u64(), "{d}");
 }

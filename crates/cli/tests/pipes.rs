@@ -12,14 +12,8 @@ use common::{command, endless, finish, model, sluice, with_input};
 fn shell(line: &str) -> common::Ran {
     let (_dir, path) = model();
     let mut shell = Command::new("sh");
-    shell
-        .args(["-c", line])
-        .env("S", env!("CARGO_BIN_EXE_sluice"))
-        .env("M", &path);
-    shell
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    shell.args(["-c", line]).env("S", env!("CARGO_BIN_EXE_sluice")).env("M", &path);
+    shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     finish(shell.spawn().expect("a shell"))
 }
 
@@ -27,9 +21,8 @@ fn shell(line: &str) -> common::Ran {
 fn a_reader_who_has_seen_enough_ends_the_run_quietly() {
     let (_dir, path) = endless();
     let path = path.to_str().expect("plain");
-    let mut child = command(["run", path, "-p", "the", "-n", "1000000000"])
-        .spawn()
-        .expect("the binary starts");
+    let mut child =
+        command(["run", path, "-p", "the", "-n", "1000000000"]).spawn().expect("the binary starts");
     let mut stdout = child.stdout.take().expect("a pipe");
     stdout.read_exact(&mut [0]).expect("a first byte");
     drop(stdout);
@@ -68,14 +61,8 @@ fn a_full_device_is_an_error() {
         &["tokenize", path, "-p", "the", "--json"],
         &["logits", path, "--ids", "1,2"],
     ] {
-        let full = OpenOptions::new()
-            .write(true)
-            .open("/dev/full")
-            .expect("/dev/full");
-        let child = command(args)
-            .stdout(full)
-            .spawn()
-            .expect("the binary starts");
+        let full = OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+        let child = command(args).stdout(full).spawn().expect("the binary starts");
         finish(child).refused(1, &["standard output", "No space left"]);
     }
 }
@@ -85,28 +72,14 @@ fn streams_that_are_closed_are_nobody_to_talk_to() {
     let text = shell(r#""$S" run "$M" -p the -n 5"#).ok().stdout;
     let deaf = shell(r#""$S" run "$M" -p the -n 5 2>&-"#).ok();
     assert_eq!((deaf.stdout, deaf.stderr.as_str()), (text, ""));
-    assert!(
-        shell(r#""$S" run "$M" -p the -n 5 >&-"#)
-            .ok()
-            .stdout
-            .is_empty()
-    );
+    assert!(shell(r#""$S" run "$M" -p the -n 5 >&-"#).ok().stdout.is_empty());
     let failed = shell(r#""$S" run /nowhere/x.gguf -p the 2>&-"#);
     assert_eq!((failed.code, failed.stderr.as_str()), (Some(1), ""));
     // No input is an empty prompt: BOS alone.
     let empty = shell(r#""$S" run "$M" -n 2 <&-"#).ok();
     assert!(empty.stderr.contains("after a prompt of 1"), "{empty:?}");
     let (_dir, path) = model();
-    let empty = with_input(
-        [
-            "run".as_ref(),
-            path.as_os_str(),
-            "-n".as_ref(),
-            "2".as_ref(),
-        ],
-        b"",
-    )
-    .ok();
+    let empty = with_input(["run".as_ref(), path.as_os_str(), "-n".as_ref(), "2".as_ref()], b"").ok();
     assert!(empty.stderr.contains("after a prompt of 1"), "{empty:?}");
 }
 
@@ -122,15 +95,9 @@ fn the_prompt_is_the_same_bytes_however_it_comes() {
     let (dir, path) = model();
     let file = dir.path().join("prompt.txt");
     let ids = |input: Option<&[u8]>, more: &[&str]| {
-        let args = ["tokenize", path.to_str().expect("plain"), "--json"]
-            .into_iter()
-            .chain(more.iter().copied());
-        let ran = input
-            .map_or_else(
-                || sluice(args.clone()),
-                |bytes| with_input(args.clone(), bytes),
-            )
-            .ok();
+        let args =
+            ["tokenize", path.to_str().expect("plain"), "--json"].into_iter().chain(more.iter().copied());
+        let ran = input.map_or_else(|| sluice(args.clone()), |bytes| with_input(args.clone(), bytes)).ok();
         assert!(ran.stderr.is_empty(), "{ran:?}");
         ran.json()["ids"].clone()
     };
@@ -147,49 +114,21 @@ fn the_prompt_is_the_same_bytes_however_it_comes() {
     ] {
         std::fs::write(&file, text).expect("a prompt file");
         let given = ids(None, &["-p", text]);
-        assert_eq!(
-            ids(Some(text.as_bytes()), &[]),
-            given,
-            "{text:?} from standard input"
-        );
-        assert_eq!(
-            ids(Some(text.as_bytes()), &["-f", "-"]),
-            given,
-            "{text:?} from -f -"
-        );
-        assert_eq!(
-            ids(None, &["-f", file.to_str().expect("plain")]),
-            given,
-            "{text:?} from a file"
-        );
+        assert_eq!(ids(Some(text.as_bytes()), &[]), given, "{text:?} from standard input");
+        assert_eq!(ids(Some(text.as_bytes()), &["-f", "-"]), given, "{text:?} from -f -");
+        assert_eq!(ids(None, &["-f", file.to_str().expect("plain")]), given, "{text:?} from a file");
         assert!(!seen.contains(&given), "{text:?} is not told from another");
         seen.push(given);
     }
-    for bytes in [
-        &b"\xe6\xad"[..],
-        b"\xff",
-        b"\xed\xa0\x80",
-        b"a\xf0\x9f\xa6",
-        b"\0",
-    ] {
+    for bytes in [&b"\xe6\xad"[..], b"\xff", b"\xed\xa0\x80", b"a\xf0\x9f\xa6", b"\0"] {
         std::fs::write(&file, bytes).expect("a prompt file");
         let from_input = ids(Some(bytes), &[]);
-        assert_eq!(
-            ids(None, &["-f", file.to_str().expect("plain")]),
-            from_input,
-            "{bytes:?}"
-        );
-        assert!(
-            from_input.as_array().is_some_and(|a| a.len() > bytes.len()),
-            "{bytes:?}: {from_input}"
-        );
+        assert_eq!(ids(None, &["-f", file.to_str().expect("plain")]), from_input, "{bytes:?}");
+        assert!(from_input.as_array().is_some_and(|a| a.len() > bytes.len()), "{bytes:?}: {from_input}");
     }
     let with = ids(None, &["-p", "the"]);
     let without = ids(None, &["-p", "the", "--no-bos"]);
-    assert_eq!(
-        with.as_array().map(|a| &a[1..]),
-        without.as_array().map(|a| &a[..])
-    );
+    assert_eq!(with.as_array().map(|a| &a[1..]), without.as_array().map(|a| &a[..]));
 }
 
 #[test]
@@ -198,27 +137,10 @@ fn text_that_waits_in_vain_is_pointed_out() {
     let file = dir.path().join("waiting");
     std::fs::write(&file, "X").expect("a file");
     for flag in ["-p", "-f"] {
-        let args = [
-            "run",
-            path.to_str().expect("plain"),
-            flag,
-            file.to_str().expect("plain"),
-            "-n",
-            "1",
-        ];
+        let args = ["run", path.to_str().expect("plain"), flag, file.to_str().expect("plain"), "-n", "1"];
         let waiting = File::open(&file).expect("the file");
-        let ran = finish(
-            command(args)
-                .stdin(waiting)
-                .spawn()
-                .expect("the binary starts"),
-        )
-        .ok();
-        assert!(
-            ran.stderr
-                .contains(&format!("standard input is not read, because {flag}")),
-            "{ran:?}"
-        );
+        let ran = finish(command(args).stdin(waiting).spawn().expect("the binary starts")).ok();
+        assert!(ran.stderr.contains(&format!("standard input is not read, because {flag}")), "{ran:?}");
         assert!(!sluice(args).ok().stderr.contains("standard input"));
     }
 }
@@ -228,19 +150,12 @@ fn prompts_that_cannot_be_read_name_the_file() {
     let (dir, path) = model();
     let path = path.to_str().expect("plain");
     for command in ["run", "tokenize"] {
-        sluice([command, path, "-f", "/nowhere/prompt"])
-            .refused(1, &["/nowhere/prompt", "No such file"]);
+        sluice([command, path, "-f", "/nowhere/prompt"]).refused(1, &["/nowhere/prompt", "No such file"]);
         sluice([command, path, "-f", "/nowhere/a\nb"]).refused(1, &["/nowhere/a\\nb"]);
-        sluice([command, path, "-f", dir.path().to_str().expect("plain")])
-            .refused(1, &["directory"]);
+        sluice([command, path, "-f", dir.path().to_str().expect("plain")]).refused(1, &["directory"]);
     }
     sluice(["tokenize", path, "-f", "/dev/zero"]).refused(2, &["longer than", "MiB"]);
     let folder = File::open(dir.path()).expect("the folder");
-    let ran = finish(
-        command(["tokenize", path])
-            .stdin(folder)
-            .spawn()
-            .expect("the binary starts"),
-    );
+    let ran = finish(command(["tokenize", path]).stdin(folder).spawn().expect("the binary starts"));
     ran.refused(1, &["standard input", "directory"]);
 }

@@ -12,9 +12,7 @@ use common::{Ran, command, endless, eventually, finish};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn start(path: &Path, flags: &str) -> Child {
-    let args = ["run".as_ref(), path.as_os_str()]
-        .into_iter()
-        .chain(flags.split(' ').map(str::as_ref));
+    let args = ["run".as_ref(), path.as_os_str()].into_iter().chain(flags.split(' ').map(str::as_ref));
     command(args).spawn().expect("the binary starts")
 }
 
@@ -27,10 +25,7 @@ fn catches(child: &Child) {
     let status = format!("/proc/{}/status", child.id());
     eventually("SIGTERM is caught", || {
         let text = std::fs::read_to_string(&status).expect("a running process");
-        let mask = text
-            .lines()
-            .find_map(|l| l.strip_prefix("SigCgt:"))
-            .expect("a mask");
+        let mask = text.lines().find_map(|l| l.strip_prefix("SigCgt:")).expect("a mask");
         let caught = u64::from_str_radix(mask.trim(), 16).expect("hexadecimal");
         caught >> (Signal::TERM.as_raw() - 1) & 1 == 1
     });
@@ -54,16 +49,10 @@ fn the_text_so_far_is_kept() {
         signal(&child, which);
         stdout.read_to_end(&mut text).expect("the rest");
         let ran = interrupted(finish(child));
-        let generated = ran
-            .stderr
-            .lines()
-            .next_back()
-            .and_then(|l| l.strip_prefix("[interrupted: "));
+        let generated = ran.stderr.lines().next_back().and_then(|l| l.strip_prefix("[interrupted: "));
         assert!(generated.is_some(), "{ran:?}");
         // What was flushed is the beginning of what would have been written.
-        let n = generated
-            .and_then(|l| l.split(' ').next())
-            .expect("a count");
+        let n = generated.and_then(|l| l.split(' ').next()).expect("a count");
         let whole = common::run(&path, &format!("-p the -n {n}")).ok();
         assert_eq!(whole.stdout, text);
     }
@@ -82,21 +71,14 @@ fn the_json_document_is_whole() {
     assert_eq!(ran.code, Some(130), "{ran:?}");
     let d = ran.json();
     assert_eq!(d["stop_reason"], "interrupted", "{d}");
-    assert_eq!(
-        d["generated_tokens"].as_u64(),
-        d["ids"].as_array().map(|a| a.len() as u64),
-        "{d}"
-    );
+    assert_eq!(d["generated_tokens"].as_u64(), d["ids"].as_array().map(|a| a.len() as u64), "{d}");
 }
 
 #[test]
 fn during_a_long_prompt() {
     let (_dir, path) = endless();
     let prompt = "q".repeat(100_000);
-    for flags in [
-        "--prompt-batch 1",
-        "--prompt-batch 64 --layers stream --backend pread",
-    ] {
+    for flags in ["--prompt-batch 1", "--prompt-batch 64 --layers stream --backend pread"] {
         let mut child = start(&path, &format!("-p {prompt} --json --verbose {flags}"));
         let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
         stderr.read_line(&mut String::new()).expect("a note");
@@ -104,11 +86,7 @@ fn during_a_long_prompt() {
         let ran = finish(child);
         assert_eq!(ran.code, Some(130), "{ran:?}");
         let d = ran.json();
-        assert_eq!(
-            (&d["generated_tokens"], &d["prompt_tokens"]),
-            (&0.into(), &100_001.into()),
-            "{d}"
-        );
+        assert_eq!((&d["generated_tokens"], &d["prompt_tokens"]), (&0.into(), &100_001.into()), "{d}");
     }
 }
 
@@ -116,15 +94,10 @@ fn during_a_long_prompt() {
 fn while_the_prompt_is_read() {
     let (_dir, path) = endless();
     let path = path.to_str().expect("plain");
-    for args in [
-        &["run", path, "--json"][..],
-        &["tokenize", path, "--json"],
-        &["run", path, "-f", "-", "--json"],
-    ] {
-        let mut child = command(args)
-            .stdin(Stdio::piped())
-            .spawn()
-            .expect("the binary starts");
+    for args in
+        [&["run", path, "--json"][..], &["tokenize", path, "--json"], &["run", path, "-f", "-", "--json"]]
+    {
+        let mut child = command(args).stdin(Stdio::piped()).spawn().expect("the binary starts");
         let open = child.stdin.take();
         catches(&child);
         signal(&child, Signal::INT);
@@ -138,16 +111,7 @@ fn while_the_prompt_is_read() {
 fn logits_are_interrupted_too() {
     let (_dir, path) = endless();
     let ids = vec!["5"; 30_000].join(",");
-    let args = [
-        "logits",
-        path.to_str().expect("plain"),
-        "--ids",
-        &ids,
-        "--top",
-        "1",
-        "--threads",
-        "1",
-    ];
+    let args = ["logits", path.to_str().expect("plain"), "--ids", &ids, "--top", "1", "--threads", "1"];
     let child = command(args).spawn().expect("the binary starts");
     catches(&child);
     signal(&child, Signal::INT);
@@ -161,16 +125,12 @@ fn the_second_ends_what_the_first_cannot() {
     // Opening a pipe that nobody writes to waits in the system, where no flag is looked at.
     let pipe = dir.path().join("pipe");
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0)
-        .expect("a pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).expect("a pipe");
     let mut child = start(&path, &format!("-f {}", pipe.display()));
     catches(&child);
     signal(&child, Signal::INT);
     std::thread::sleep(Duration::from_millis(50));
-    assert!(
-        child.try_wait().expect("a state").is_none(),
-        "the first signal ended it"
-    );
+    assert!(child.try_wait().expect("a state").is_none(), "the first signal ended it");
     signal(&child, Signal::INT);
     let ran = finish(child);
     assert_eq!((ran.code, ran.stdout.len()), (Some(130), 0), "{ran:?}");

@@ -36,11 +36,7 @@ fn print(model: &Gguf, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "{}", escape(path.as_os_str().as_encoded_bytes()))?;
     }
     let (version, alignment) = (model.version(), model.alignment());
-    writeln!(
-        out,
-        "GGUF {version}, {} bytes, alignment {alignment}\n",
-        model.file_bytes()
-    )?;
+    writeln!(out, "GGUF {version}, {} bytes, alignment {alignment}\n", model.file_bytes())?;
     for (key, value) in model.keys() {
         write!(out, "{:<6}  {} = ", value.ty(), escape(key.as_bytes()))?;
         match value {

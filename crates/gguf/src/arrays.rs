@@ -49,19 +49,13 @@ impl<'a> Elements<'a> {
             return None;
         }
         let (i, size) = (self.next, self.element.fixed_bytes()? as usize);
-        let value = match self
-            .cursor
-            .take(size, format_args!("element {i} of key {}", self.key))
-        {
+        let value = match self.cursor.take(size, format_args!("element {i} of key {}", self.key)) {
             Ok(bytes) => Value::decode(self.element, bytes),
             Err(e) => return Some(Err(self.fail(e))),
         };
         let Some(out) = value.as_ref().and_then(read) else {
             let found = value.map_or("an invalid byte".into(), |v| format!("{} {v}", v.ty()));
-            let why = format!(
-                "key {}, element {i}: wanted {want}, found {found}",
-                self.key
-            );
+            let why = format!("key {}, element {i}: wanted {want}, found {found}", self.key);
             return Some(Err(self.fail(Error::new(ErrorKind::WrongType, why))));
         };
         self.next += 1;
@@ -74,12 +68,7 @@ pub struct Strings<'a>(Elements<'a>);
 
 impl<'a> Strings<'a> {
     /// `array` has string elements.
-    pub(crate) fn new(
-        source: &'a dyn Source,
-        array: ArrayInfo,
-        key: &str,
-        path: Option<&Path>,
-    ) -> Self {
+    pub(crate) fn new(source: &'a dyn Source, array: ArrayInfo, key: &str, path: Option<&Path>) -> Self {
         Self(Elements::new(source, array, key, path))
     }
 
@@ -99,14 +88,7 @@ impl<'a> Strings<'a> {
     /// `Io` if the file cannot be read, `Truncated` if it has changed since it was opened.
     #[allow(clippy::should_implement_trait)] // an Iterator could not lend its buffer
     pub fn next(&mut self) -> Option<Result<&[u8]>> {
-        let Elements {
-            cursor,
-            key,
-            path,
-            next,
-            len,
-            ..
-        } = &mut self.0;
+        let Elements { cursor, key, path, next, len, .. } = &mut self.0;
         if next == len {
             return None;
         }
@@ -137,12 +119,7 @@ pub struct Ints<'a>(Elements<'a>);
 
 impl<'a> Ints<'a> {
     /// `array` has integer elements.
-    pub(crate) fn new(
-        source: &'a dyn Source,
-        array: ArrayInfo,
-        key: &str,
-        path: Option<&Path>,
-    ) -> Self {
+    pub(crate) fn new(source: &'a dyn Source, array: ArrayInfo, key: &str, path: Option<&Path>) -> Self {
         Self(Elements::new(source, array, key, path))
     }
 }
@@ -152,8 +129,7 @@ impl Iterator for Ints<'_> {
     type Item = Result<i64>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.0
-            .scalar("an integer up to 2^63-1", |v| v.integer()?.try_into().ok())
+        self.0.scalar("an integer up to 2^63-1", |v| v.integer()?.try_into().ok())
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -167,12 +143,7 @@ pub struct Floats<'a>(Elements<'a>);
 
 impl<'a> Floats<'a> {
     /// `array` has numeric elements.
-    pub(crate) fn new(
-        source: &'a dyn Source,
-        array: ArrayInfo,
-        key: &str,
-        path: Option<&Path>,
-    ) -> Self {
+    pub(crate) fn new(source: &'a dyn Source, array: ArrayInfo, key: &str, path: Option<&Path>) -> Self {
         Self(Elements::new(source, array, key, path))
     }
 }
@@ -183,8 +154,7 @@ impl Iterator for Floats<'_> {
     type Item = Result<f64>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.0
-            .scalar("a number that f64 holds exactly", Value::number)
+        self.0.scalar("a number that f64 holds exactly", Value::number)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {

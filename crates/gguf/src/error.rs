@@ -43,20 +43,11 @@ pub struct Error {
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
-        Self {
-            kind,
-            path: None,
-            context: context.into(),
-            offset: None,
-            source: None,
-        }
+        Self { kind, path: None, context: context.into(), offset: None, source: None }
     }
 
     pub(crate) fn io(context: impl Into<String>, source: io::Error) -> Self {
-        Self {
-            source: Some(source),
-            ..Self::new(ErrorKind::Io, context)
-        }
+        Self { source: Some(source), ..Self::new(ErrorKind::Io, context) }
     }
 
     pub(crate) fn at(mut self, offset: u64) -> Self {
@@ -121,10 +112,7 @@ impl std::error::Error for Error {
 /// Invalid UTF-8 becomes U+FFFD; control characters (ESC, newline, NUL…), line separators and the characters that
 /// reorder or hide text are written as Rust escapes. Backslashes are left alone, so this is for eyes, not for parsing.
 pub fn escape(bytes: &[u8]) -> Escaped<'_> {
-    Escaped {
-        bytes,
-        max_chars: usize::MAX,
-    }
+    Escaped { bytes, max_chars: usize::MAX }
 }
 
 /// Longest name in an error line: four times the longest legal tensor name leaves a hostile 64 KiB key readable.
@@ -132,13 +120,7 @@ const QUOTED_CHARS: usize = 256;
 
 /// A name in an error message: in quotes, escaped, and cut where it is absurdly long.
 pub(crate) fn quote(bytes: &[u8]) -> String {
-    format!(
-        "\"{}\"",
-        Escaped {
-            bytes,
-            max_chars: QUOTED_CHARS
-        }
-    )
+    format!("\"{}\"", Escaped { bytes, max_chars: QUOTED_CHARS })
 }
 
 /// Bytes to be displayed; see [`escape`].
@@ -152,10 +134,7 @@ impl Escaped<'_> {
     /// Shows at most this many characters, then "…".
     #[must_use]
     pub fn at_most(self, chars: usize) -> Self {
-        Self {
-            max_chars: chars,
-            ..self
-        }
+        Self { max_chars: chars, ..self }
     }
 }
 
@@ -195,15 +174,9 @@ mod tests {
     #[test]
     fn escaping_keeps_one_line_and_shows_damage() {
         assert_eq!(escape(b"plain \xc3\xa9").to_string(), "plain é");
-        assert_eq!(
-            escape(b"a\x1b[31m\n\0b").to_string(),
-            "a\\u{1b}[31m\\n\\u{0}b"
-        );
+        assert_eq!(escape(b"a\x1b[31m\n\0b").to_string(), "a\\u{1b}[31m\\n\\u{0}b");
         assert_eq!(escape(b"\xff\xfeok").to_string(), "\u{fffd}\u{fffd}ok");
-        assert_eq!(
-            escape("x\u{202e}y\u{2028}".as_bytes()).to_string(),
-            "x\\u{202e}y\\u{2028}"
-        );
+        assert_eq!(escape("x\u{202e}y\u{2028}".as_bytes()).to_string(), "x\\u{202e}y\\u{2028}");
         assert_eq!(escape(b"abcdef").at_most(3).to_string(), "abc…");
         assert_eq!(escape(b"abc").at_most(3).to_string(), "abc");
         assert!(quote(&[b'k'; 70_000]).chars().count() < 300);
@@ -215,10 +188,7 @@ mod tests {
             .at(12)
             .in_file(Some("dir/a\nb.gguf".as_ref()))
             .in_file(Some("later".as_ref()));
-        assert_eq!(
-            e.to_string(),
-            "dir/a\\nb.gguf: reading the header (at byte 12): disk on fire"
-        );
+        assert_eq!(e.to_string(), "dir/a\\nb.gguf: reading the header (at byte 12): disk on fire");
         assert_eq!(e.kind(), ErrorKind::Io);
         assert_eq!(e.path(), Some("dir/a\nb.gguf".as_ref()));
         assert!(std::error::Error::source(&e).is_some());

@@ -11,10 +11,7 @@ const TEXT_CHARS: usize = 60;
 /// The error for a file that begins with `head` (at most [`SNIFF_BYTES`]) and not with the GGUF magic.
 pub(crate) fn describe(head: &[u8]) -> Error {
     let (what, advice) = recognise(head);
-    Error::new(
-        ErrorKind::Unsupported,
-        format!("not a GGUF file: {what}; {advice}"),
-    )
+    Error::new(ErrorKind::Unsupported, format!("not a GGUF file: {what}; {advice}"))
 }
 
 const CONVERT: &str = "convert the model to GGUF";
@@ -26,41 +23,13 @@ const LFS: &str = "run `git lfs pull`, or download the file itself";
 const PREFIXES: [(&[u8], &str, &str); 15] = [
     // GGML's magics are little-endian numbers, so their letters stand in reverse.
     (b"lmgg", "a legacy GGML file from before GGUF", OLD),
-    (
-        b"fmgg",
-        "a legacy GGMF file (old GGML) from before GGUF",
-        OLD,
-    ),
-    (
-        b"tjgg",
-        "a legacy GGJT file (old GGML) from before GGUF",
-        OLD,
-    ),
-    (
-        b"algg",
-        "a legacy GGLA adapter (old GGML) from before GGUF",
-        OLD,
-    ),
-    (
-        b"FUGG",
-        "GGUF backwards, as if big-endian",
-        "convert it to little-endian",
-    ),
-    (
-        b"version https://git-lfs",
-        "a Git LFS pointer, which stands for the real file",
-        LFS,
-    ),
-    (
-        b"PK\x03\x04",
-        "a zip archive, such as a PyTorch checkpoint",
-        CONVERT,
-    ),
-    (
-        b"\x80\x02",
-        "a Python pickle, such as an old PyTorch checkpoint",
-        CONVERT,
-    ),
+    (b"fmgg", "a legacy GGMF file (old GGML) from before GGUF", OLD),
+    (b"tjgg", "a legacy GGJT file (old GGML) from before GGUF", OLD),
+    (b"algg", "a legacy GGLA adapter (old GGML) from before GGUF", OLD),
+    (b"FUGG", "GGUF backwards, as if big-endian", "convert it to little-endian"),
+    (b"version https://git-lfs", "a Git LFS pointer, which stands for the real file", LFS),
+    (b"PK\x03\x04", "a zip archive, such as a PyTorch checkpoint", CONVERT),
+    (b"\x80\x02", "a Python pickle, such as an old PyTorch checkpoint", CONVERT),
     (b"\x89HDF", "an HDF5 file", CONVERT),
     (b"\x1f\x8b", "compressed with gzip", UNPACK),
     (b"\x28\xb5\x2f\xfd", "compressed with zstd", UNPACK),
@@ -84,10 +53,7 @@ fn recognise(head: &[u8]) -> (String, &'static str) {
     }
     text(head).unwrap_or_else(|| {
         let magic = &head[..head.len().min(4)];
-        let what = format!(
-            "its magic is \"{}\" ({magic:02x?}), wanted \"GGUF\"",
-            escape(magic)
-        );
+        let what = format!("its magic is \"{}\" ({magic:02x?}), wanted \"GGUF\"", escape(magic));
         (what, "is this the right file?")
     })
 }
@@ -106,20 +72,11 @@ fn text(head: &[u8]) -> Option<(String, &'static str)> {
     }
     let start = escape(text.as_bytes()).at_most(TEXT_CHARS);
     let (what, advice) = if text.starts_with('<') {
-        (
-            "a web page (HTML or XML)",
-            "the link was not the download link; get the file itself",
-        )
+        ("a web page (HTML or XML)", "the link was not the download link; get the file itself")
     } else if text.starts_with(['{', '[']) {
-        (
-            "JSON text, perhaps an error message from the server",
-            "read it, and download the file again",
-        )
+        ("JSON text, perhaps an error message from the server", "read it, and download the file again")
     } else {
-        (
-            "plain text, perhaps an error message from the server",
-            "read it, and download the file again",
-        )
+        ("plain text, perhaps an error message from the server", "read it, and download the file again")
     };
     Some((format!("it looks like {what}: \"{start}\""), advice))
 }
@@ -142,10 +99,7 @@ mod tests {
             (b"\x28\xb5\x2f\xfd\0", "zstd"),
             (b"\x80\x02}q\0", "pickle"),
             (b"\x40\0\0\0\0\0\0\0{\"__metadata__\":{}}", "safetensors"),
-            (
-                b"version https://git-lfs.github.com/spec/v1\noid sha256:00",
-                "git lfs pull",
-            ),
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "git lfs pull"),
             (&[0; 512], "zero"),
             (&long_page.as_bytes()[..512], "web page"),
             (b"<?xml version=\"1.0\"?><Error/>", "web page"),

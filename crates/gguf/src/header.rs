@@ -40,9 +40,7 @@ impl Header {
     /// `Io` from the source; `Unsupported` for other formats, versions and tensor types; `Truncated` where the file ends
     /// before what it declares; `Malformed` where it contradicts the format or itself; `Limit` beyond `limits`.
     pub fn parse(source: &dyn Source, limits: &Limits) -> Result<Self> {
-        let file_len = source
-            .byte_len()
-            .map_err(|e| Error::io("cannot tell the size", e))?;
+        let file_len = source.byte_len().map_err(|e| Error::io("cannot tell the size", e))?;
         let mut cursor = Cursor::new(source, file_len, 0, limits.header_bytes);
         let version = read_version(&mut cursor)?;
         let tensor_count = cursor.u64(format_args!("tensor count: too short for a header"))?;
@@ -60,31 +58,12 @@ impl Header {
             raw.push(RawInfo::read(&mut cursor, i, tensor_count, limits)?);
         }
         // Not past the end of u64: the position is a file's, the alignment at most `limits.alignment`.
-        let data_start = cursor
-            .pos()
-            .checked_next_multiple_of(alignment)
-            .ok_or_else(|| {
-                let why = format!(
-                    "{ALIGNMENT_KEY} {alignment}: the data would start past the end of file"
-                );
-                Error::new(ErrorKind::Malformed, why)
-            })?;
-        let tensors = tensor::check(
-            raw,
-            Data {
-                start: data_start,
-                alignment,
-                file_len,
-            },
-        )?;
-        Ok(Self {
-            version,
-            alignment,
-            data_start,
-            file_len,
-            metadata,
-            tensors,
-        })
+        let data_start = cursor.pos().checked_next_multiple_of(alignment).ok_or_else(|| {
+            let why = format!("{ALIGNMENT_KEY} {alignment}: the data would start past the end of file");
+            Error::new(ErrorKind::Malformed, why)
+        })?;
+        let tensors = tensor::check(raw, Data { start: data_start, alignment, file_len })?;
+        Ok(Self { version, alignment, data_start, file_len, metadata, tensors })
     }
 
     /// Of the format: 2 or 3, which share a layout.
@@ -122,9 +101,7 @@ impl Header {
     /// # Errors
     /// `WrongType` if the value is no array of strings.
     pub fn strings<'a>(&self, source: &'a dyn Source, key: &str) -> Result<Option<Strings<'a>>> {
-        let array = self.metadata.array_of(key, "an array of strings", |a| {
-            a.element == ValueType::String
-        })?;
+        let array = self.metadata.array_of(key, "an array of strings", |a| a.element == ValueType::String)?;
         Ok(array.map(|array| Strings::new(source, array, key, self.path())))
     }
 
@@ -133,9 +110,7 @@ impl Header {
     /// # Errors
     /// `WrongType` if the value is no array of integers.
     pub fn ints<'a>(&self, source: &'a dyn Source, key: &str) -> Result<Option<Ints<'a>>> {
-        let array = self
-            .metadata
-            .array_of(key, "an array of integers", |a| a.element.is_integer())?;
+        let array = self.metadata.array_of(key, "an array of integers", |a| a.element.is_integer())?;
         Ok(array.map(|array| Ints::new(source, array, key, self.path())))
     }
 
@@ -145,9 +120,8 @@ impl Header {
     /// # Errors
     /// `WrongType` if the value is no array of numbers.
     pub fn floats<'a>(&self, source: &'a dyn Source, key: &str) -> Result<Option<Floats<'a>>> {
-        let fits = |a: ArrayInfo| {
-            a.element.is_integer() || matches!(a.element, ValueType::F32 | ValueType::F64)
-        };
+        let fits =
+            |a: ArrayInfo| a.element.is_integer() || matches!(a.element, ValueType::F32 | ValueType::F64);
         let array = self.metadata.array_of(key, "an array of numbers", fits)?;
         Ok(array.map(|array| Floats::new(source, array, key, self.path())))
     }
@@ -161,15 +135,9 @@ impl Header {
 fn read_version(cursor: &mut Cursor<'_>) -> Result<u32> {
     let left = cursor.left();
     if left == 0 {
-        return Err(Error::new(
-            ErrorKind::Truncated,
-            "empty file: 0 bytes, not a GGUF; download it again",
-        ));
+        return Err(Error::new(ErrorKind::Truncated, "empty file: 0 bytes, not a GGUF; download it again"));
     }
-    let head = cursor.take(
-        left.min(foreign::SNIFF_BYTES as u64) as usize,
-        format_args!("magic"),
-    )?;
+    let head = cursor.take(left.min(foreign::SNIFF_BYTES as u64) as usize, format_args!("magic"))?;
     let Some(rest) = head.strip_prefix(MAGIC) else {
         return Err(foreign::describe(head));
     };
@@ -184,9 +152,7 @@ fn read_version(cursor: &mut Cursor<'_>) -> Result<u32> {
     cursor.rewind(8);
     match version {
         2 | 3 => Ok(version),
-        1 => Err(refuse(
-            "GGUF version 1, wanted 2 or 3: convert the model again with a current tool",
-        )),
+        1 => Err(refuse("GGUF version 1, wanted 2 or 3: convert the model again with a current tool")),
         // The upper half of a version is not in use; in a big-endian file it holds the number.
         _ if version & 0xffff == 0 && version != 0 => Err(refuse(&format!(
             "a big-endian GGUF (version {}), wanted little-endian: convert it to little-endian",
@@ -221,10 +187,7 @@ fn check_limit(what: &str, count: u64, max: u64, field: &str) -> Result<()> {
     if count <= max {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::Limit,
-        format!("{what} {count}, at most {max} are allowed (Limits::{field})"),
-    ))
+    Err(Error::new(ErrorKind::Limit, format!("{what} {count}, at most {max} are allowed (Limits::{field})")))
 }
 
 /// The specification wants a multiple of 8, common readers a power of two. Nothing here depends on either, so both pass.
@@ -238,8 +201,7 @@ fn read_alignment(metadata: &Metadata, limits: &Limits) -> Result<u64> {
         return Ok(alignment);
     }
     let max = limits.alignment;
-    let why = format!(
-        "{ALIGNMENT_KEY} is {alignment}, wanted a power of two or a multiple of 8, at most {max}"
-    );
+    let why =
+        format!("{ALIGNMENT_KEY} is {alignment}, wanted a power of two or a multiple of 8, at most {max}");
     Err(Error::new(ErrorKind::Malformed, why))
 }

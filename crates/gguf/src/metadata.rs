@@ -31,14 +31,10 @@ impl Metadata {
             let at = cursor.pos();
             let len = cursor.u64(format_args!("key length of metadata entry {i} of {count}"))?;
             if len == 0 {
-                let why =
-                    format!("metadata entry {i} of {count} has an empty key; the file is damaged");
+                let why = format!("metadata entry {i} of {count} has an empty key; the file is damaged");
                 return Err(Error::new(ErrorKind::Malformed, why).at(at));
             }
-            cursor.want(
-                len,
-                format_args!("key length of metadata entry {i} of {count}"),
-            )?;
+            cursor.want(len, format_args!("key length of metadata entry {i} of {count}"))?;
             if len > limits.key_bytes {
                 let max = limits.key_bytes;
                 let why = format!(
@@ -46,14 +42,10 @@ impl Metadata {
                 );
                 return Err(Error::new(ErrorKind::Malformed, why).at(at));
             }
-            let bytes = cursor.take(
-                len as usize,
-                format_args!("key of metadata entry {i} of {count}"),
-            )?;
+            let bytes = cursor.take(len as usize, format_args!("key of metadata entry {i} of {count}"))?;
             let quoted = quote(bytes);
             let key: Box<str> = str::from_utf8(bytes).map(Into::into).map_err(|_| {
-                let why =
-                    format!("key {quoted} of metadata entry {i} is not UTF-8; the file is damaged");
+                let why = format!("key {quoted} of metadata entry {i} is not UTF-8; the file is damaged");
                 Error::new(ErrorKind::Malformed, why).at(at)
             })?;
             charge(&mut memory, ENTRY_BYTES + len, &quoted, limits)?;
@@ -75,11 +67,7 @@ impl Metadata {
                 return Err(Error::new(ErrorKind::Malformed, why));
             }
         }
-        Ok(Self {
-            entries,
-            by_key,
-            path: None,
-        })
+        Ok(Self { entries, by_key, path: None })
     }
 
     /// Keys and values, in file order.
@@ -99,10 +87,7 @@ impl Metadata {
 
     /// The value of `key`, whatever its type.
     pub fn get(&self, key: &str) -> Option<&Value> {
-        let found = self
-            .by_key
-            .binary_search_by(|&i| (*self.entries[i as usize].0).cmp(key))
-            .ok()?;
+        let found = self.by_key.binary_search_by(|&i| (*self.entries[i as usize].0).cmp(key)).ok()?;
         Some(&self.entries[self.by_key[found] as usize].1)
     }
 
@@ -136,13 +121,7 @@ impl Metadata {
     /// # Errors
     /// `WrongType` if it is not a bool; integers are not taken for one.
     pub fn bool(&self, key: &str) -> Result<Option<bool>> {
-        self.typed(key, "a bool", |v| {
-            if let Value::Bool(b) = v {
-                Some(*b)
-            } else {
-                None
-            }
-        })
+        self.typed(key, "a bool", |v| if let Value::Bool(b) = v { Some(*b) } else { None })
     }
 
     /// A string, with U+FFFD for what is not UTF-8. Not escaped: use [`escape`](crate::escape) or `Value`'s `Display`
@@ -176,13 +155,7 @@ impl Metadata {
         want: &str,
         fits: impl Fn(ArrayInfo) -> bool,
     ) -> Result<Option<ArrayInfo>> {
-        self.typed(key, want, |v| {
-            if let Value::Array(a) = v {
-                Some(*a).filter(|a| fits(*a))
-            } else {
-                None
-            }
-        })
+        self.typed(key, want, |v| if let Value::Array(a) = v { Some(*a).filter(|a| fits(*a)) } else { None })
     }
 
     fn typed<'a, T>(
@@ -195,11 +168,7 @@ impl Metadata {
             return Ok(None);
         };
         read(value).map(Some).ok_or_else(|| {
-            let why = format!(
-                "key {}: wanted {want}, found {}",
-                quote(key.as_bytes()),
-                brief(value)
-            );
+            let why = format!("key {}: wanted {want}, found {}", quote(key.as_bytes()), brief(value));
             Error::new(ErrorKind::WrongType, why).in_file(self.path())
         })
     }

@@ -66,12 +66,8 @@ impl Gguf {
         }
         model.by_name = tensor::by_name(&tensors).map_err(|(a, b)| {
             let (a, b) = (&tensors[a], &tensors[b]);
-            let other =
-                crate::escape(model.paths[a.file].as_os_str().as_encoded_bytes()).to_string();
-            let why = format!(
-                "duplicate tensor {}: shard {other} has it too",
-                tensor::name(b)
-            );
+            let other = crate::escape(model.paths[a.file].as_os_str().as_encoded_bytes()).to_string();
+            let why = format!("duplicate tensor {}: shard {other} has it too", tensor::name(b));
             Error::new(ErrorKind::Malformed, why).in_file(Some(&model.paths[b.file]))
         })?;
         model.tensors = tensors;
@@ -111,10 +107,8 @@ impl Gguf {
 
     /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
-        let found = self
-            .by_name
-            .binary_search_by(|&i| self.tensors[i as usize].name.as_str().cmp(name))
-            .ok()?;
+        let found =
+            self.by_name.binary_search_by(|&i| self.tensors[i as usize].name.as_str().cmp(name)).ok()?;
         Some(&self.tensors[self.by_name[found] as usize])
     }
 

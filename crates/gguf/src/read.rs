@@ -38,10 +38,7 @@ impl Source for [u8] {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let rest = usize::try_from(offset)
-            .ok()
-            .and_then(|at| self.get(at..))
-            .unwrap_or_default();
+        let rest = usize::try_from(offset).ok().and_then(|at| self.get(at..)).unwrap_or_default();
         let n = rest.len().min(buf.len());
         buf[..n].copy_from_slice(&rest[..n]);
         Ok(n)
@@ -92,15 +89,7 @@ impl<'a> Cursor<'a> {
     pub fn new(source: &'a dyn Source, file_len: u64, start: u64, end: u64) -> Self {
         let end = end.min(file_len);
         let buf = vec![0; end.saturating_sub(start).min(BUFFER_BYTES) as usize];
-        Self {
-            source,
-            file_len,
-            end,
-            buf,
-            start,
-            at: 0,
-            filled: 0,
-        }
+        Self { source, file_len, end, buf, start, at: 0, filled: 0 }
     }
 
     /// Offset of the next byte in the source.
@@ -120,11 +109,7 @@ impl<'a> Cursor<'a> {
 
     /// Fails unless `n` more bytes are there. Call it before anything of size `n` is allocated.
     pub fn want(&self, n: u64, what: fmt::Arguments<'_>) -> Result<()> {
-        if n <= self.left() {
-            Ok(())
-        } else {
-            Err(self.too_short(n, what))
-        }
+        if n <= self.left() { Ok(()) } else { Err(self.too_short(n, what)) }
     }
 
     #[cold]
@@ -168,10 +153,7 @@ impl<'a> Cursor<'a> {
         // Never past `end`: what lies behind it is tensor data, and reading it would only warm the wrong pages.
         let room = (self.end - self.start).min(self.buf.len() as u64) as usize;
         while self.filled < n {
-            match self.source.read_at(
-                self.start + self.filled as u64,
-                &mut self.buf[self.filled..room],
-            ) {
+            match self.source.read_at(self.start + self.filled as u64, &mut self.buf[self.filled..room]) {
                 // The file was longer when it was opened: somebody is writing to it.
                 Ok(0) => return Err(self.too_short(n as u64, what)),
                 Ok(got) => self.filled += got,
@@ -212,10 +194,7 @@ impl<'a> Cursor<'a> {
     /// # Panics
     /// If it does not.
     pub fn rewind(&mut self, pos: u64) {
-        assert!(
-            (self.start..=self.pos()).contains(&pos),
-            "rewinding out of the buffer"
-        );
+        assert!((self.start..=self.pos()).contains(&pos), "rewinding out of the buffer");
         self.at = (pos - self.start) as usize;
     }
 
@@ -279,28 +258,18 @@ mod tests {
         let mut cursor = Cursor::new(&data, 100, 90, 100);
         let e = cursor.take(11, format_args!("the thing")).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Truncated);
-        assert!(
-            e.to_string()
-                .contains("the thing: wanted 11 bytes, 10 left"),
-            "{e}"
-        );
+        assert!(e.to_string().contains("the thing: wanted 11 bytes, 10 left"), "{e}");
         assert!(cursor.skip(u64::MAX, format_args!("x")).is_err());
         assert_eq!(cursor.take(10, format_args!("y")).unwrap(), [1; 10]);
 
         let mut cursor = Cursor::new(&data, 100, 0, 40);
-        assert_eq!(
-            cursor.take(41, format_args!("z")).unwrap_err().kind(),
-            ErrorKind::Limit
-        );
+        assert_eq!(cursor.take(41, format_args!("z")).unwrap_err().kind(), ErrorKind::Limit);
     }
 
     #[test]
     fn a_file_that_shrinks_is_an_error() {
         let data = vec![1u8; 10];
         let mut cursor = Cursor::new(&data, 20, 0, 20);
-        assert_eq!(
-            cursor.take(15, format_args!("x")).unwrap_err().kind(),
-            ErrorKind::Truncated
-        );
+        assert_eq!(cursor.take(15, format_args!("x")).unwrap_err().kind(), ErrorKind::Truncated);
     }
 }

@@ -39,20 +39,15 @@ pub(crate) fn first_of(path: &Path, metadata: &Metadata, limits: &Limits) -> Res
         return Ok(None);
     }
     if count > limits.shards {
-        let why = format!(
-            "{COUNT} is {count}, at most {} shards are allowed (Limits::shards)",
-            limits.shards
-        );
+        let why =
+            format!("{COUNT} is {count}, at most {} shards are allowed (Limits::shards)", limits.shards);
         return Err(Error::new(ErrorKind::Limit, why).in_file(Some(path)));
     }
     let malformed = |why: String| Error::new(ErrorKind::Malformed, why).in_file(Some(path));
-    let no = metadata
-        .uint(NO)?
-        .ok_or_else(|| malformed(format!("a shard ({COUNT} is {count}) without {NO}")))?;
+    let no =
+        metadata.uint(NO)?.ok_or_else(|| malformed(format!("a shard ({COUNT} is {count}) without {NO}")))?;
     if no >= count {
-        return Err(malformed(format!(
-            "{NO} is {no}, wanted less than {COUNT}, which is {count}"
-        )));
+        return Err(malformed(format!("{NO} is {no}, wanted less than {COUNT}, which is {count}")));
     }
     let named = Name::of(path);
     let Some(Name { stem, .. }) = named.filter(|n| n.number == no + 1 && n.count == count) else {
@@ -69,12 +64,7 @@ pub(crate) fn first_of(path: &Path, metadata: &Metadata, limits: &Limits) -> Res
             no + 1
         )));
     }
-    Ok(Some(Set {
-        first: path.into(),
-        stem: stem.into(),
-        count,
-        total: metadata.uint(TOTAL)?,
-    }))
+    Ok(Some(Set { first: path.into(), stem: stem.into(), count, total: metadata.uint(TOTAL)? }))
 }
 
 impl Set {
@@ -135,20 +125,14 @@ impl<'a> Name<'a> {
         let rest = path.file_name()?.as_bytes().strip_suffix(b".gguf")?;
         let (rest, count) = strip_number(rest)?;
         let (stem, number) = strip_number(rest.strip_suffix(b"-of-")?)?;
-        Some(Self {
-            stem: stem.strip_suffix(b"-")?,
-            number,
-            count,
-        })
+        Some(Self { stem: stem.strip_suffix(b"-")?, number, count })
     }
 }
 
 /// Splits five decimal digits off the end.
 fn strip_number(text: &[u8]) -> Option<(&[u8], u64)> {
     let (rest, digits) = text.split_last_chunk::<5>()?;
-    let digits = str::from_utf8(digits)
-        .ok()
-        .filter(|d| d.bytes().all(|b| b.is_ascii_digit()))?;
+    let digits = str::from_utf8(digits).ok().filter(|d| d.bytes().all(|b| b.is_ascii_digit()))?;
     Some((rest, digits.parse().ok()?))
 }
 
@@ -169,13 +153,7 @@ mod tests {
     #[test]
     fn names_of_shards() {
         let name = |s| {
-            Name::of(Path::new(s)).map(|n| {
-                (
-                    str::from_utf8(n.stem).unwrap().to_owned(),
-                    n.number,
-                    n.count,
-                )
-            })
+            Name::of(Path::new(s)).map(|n| (str::from_utf8(n.stem).unwrap().to_owned(), n.number, n.count))
         };
         assert_eq!(name("a/m-00002-of-00003.gguf"), Some(("m".into(), 2, 3)));
         assert_eq!(name("-00001-of-00001.gguf"), Some((String::new(), 1, 1)));

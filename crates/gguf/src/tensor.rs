@@ -65,9 +65,7 @@ impl RawInfo {
         let len = cursor.u64(format_args!("name length of tensor {i} of {count}"))?;
         cursor.want(len, format_args!("name length of tensor {i} of {count}"))?;
         if len == 0 {
-            return Err(malformed(format!(
-                "tensor name {i} of {count} is empty; the file is damaged"
-            )));
+            return Err(malformed(format!("tensor name {i} of {count} is empty; the file is damaged")));
         }
         if len > limits.name_bytes {
             let max = limits.name_bytes;
@@ -82,9 +80,7 @@ impl RawInfo {
         let quoted = quote(bytes);
         let name = str::from_utf8(bytes)
             .map_err(|_| {
-                malformed(format!(
-                    "tensor name {quoted} ({i} of {count}) is not UTF-8; the file is damaged"
-                ))
+                malformed(format!("tensor name {quoted} ({i} of {count}) is not UTF-8; the file is damaged"))
             })?
             .to_owned();
 
@@ -100,13 +96,7 @@ impl RawInfo {
         }
         let type_id = cursor.u32(format_args!("type of tensor {quoted}"))?;
         let offset = cursor.u64(format_args!("offset of tensor {quoted}"))?;
-        Ok(Self {
-            name,
-            type_id,
-            dims,
-            n_dims: n_dims as u8,
-            offset,
-        })
+        Ok(Self { name, type_id, dims, n_dims: n_dims as u8, offset })
     }
 }
 
@@ -122,15 +112,10 @@ pub(crate) struct Data {
 /// Turns infos into tensors, or says what is wrong with them.
 pub(crate) fn check(raw: Vec<RawInfo>, data: Data) -> Result<Vec<TensorInfo>> {
     refuse_types(&raw)?;
-    let tensors = raw
-        .into_iter()
-        .map(|info| measure(info, data))
-        .collect::<Result<Vec<_>>>()?;
+    let tensors = raw.into_iter().map(|info| measure(info, data)).collect::<Result<Vec<_>>>()?;
     if let Err((a, b)) = by_name(&tensors) {
-        let why = format!(
-            "duplicate tensor {} (infos {a} and {b}); convert the model again",
-            name(&tensors[a])
-        );
+        let why =
+            format!("duplicate tensor {} (infos {a} and {b}); convert the model again", name(&tensors[a]));
         return Err(Error::new(ErrorKind::Malformed, why));
     }
     check_ranges(&tensors, data)?;
@@ -151,20 +136,12 @@ fn refuse_types(raw: &[RawInfo]) -> Result<()> {
         .iter()
         .take(NAMED)
         .map(|info| {
-            let what = TensorType::from_id(info.type_id)
-                .map_or("unknown".into(), |ty| format!("{ty}, removed"));
-            format!(
-                "{} (type {}: {what})",
-                quote(info.name.as_bytes()),
-                info.type_id
-            )
+            let what =
+                TensorType::from_id(info.type_id).map_or("unknown".into(), |ty| format!("{ty}, removed"));
+            format!("{} (type {}: {what})", quote(info.name.as_bytes()), info.type_id)
         })
         .collect();
-    let more = if bad.len() > NAMED {
-        format!(" and {} more", bad.len() - NAMED)
-    } else {
-        String::new()
-    };
+    let more = if bad.len() > NAMED { format!(" and {} more", bad.len() - NAMED) } else { String::new() };
     let why = format!(
         "unsupported tensor type: {}{more}; removed types are no longer read anywhere and unknown ones belong to newer or \
          private formats: requantise the model to a common type such as Q4_K or Q8_0",
@@ -176,18 +153,14 @@ fn refuse_types(raw: &[RawInfo]) -> Result<()> {
 /// The size and absolute place of one tensor of a known type, all arithmetic checked.
 fn measure(info: RawInfo, data: Data) -> Result<TensorInfo> {
     let quoted = quote(info.name.as_bytes());
-    let malformed =
-        |why: String| Error::new(ErrorKind::Malformed, format!("tensor {quoted}: {why}"));
+    let malformed = |why: String| Error::new(ErrorKind::Malformed, format!("tensor {quoted}: {why}"));
     // `refuse_types` has seen it.
     let ty = TensorType::from_id(info.type_id)
         .ok_or_else(|| malformed(format!("unknown type {}", info.type_id)))?;
     let dims = &info.dims[..info.n_dims.into()];
     if let Some(dim) = dims.iter().find(|&&d| d == 0 || i64::try_from(d).is_err()) {
-        let hint = if *dim == 0 {
-            "a weight cannot be empty"
-        } else {
-            "an overflow, negative as a signed number"
-        };
+        let hint =
+            if *dim == 0 { "a weight cannot be empty" } else { "an overflow, negative as a signed number" };
         return Err(malformed(format!(
             "dimension {dim} in {dims:?}: {hint}; wanted 1 to 2^63-1, so the file is damaged"
         )));
@@ -204,9 +177,7 @@ fn measure(info: RawInfo, data: Data) -> Result<TensorInfo> {
         .try_fold(dims[0] / block, |n, &dim| n.checked_mul(dim))
         .and_then(|blocks| blocks.checked_mul(ty.block_bytes()))
         .ok_or_else(|| {
-            malformed(format!(
-                "dimensions {dims:?} of {ty} overflow a 64-bit size; the file is damaged"
-            ))
+            malformed(format!("dimensions {dims:?} of {ty} overflow a 64-bit size; the file is damaged"))
         })?;
     if !info.offset.is_multiple_of(data.alignment) {
         return Err(malformed(format!(
@@ -214,25 +185,16 @@ fn measure(info: RawInfo, data: Data) -> Result<TensorInfo> {
             info.offset, data.alignment
         )));
     }
-    let offset = data
-        .start
-        .checked_add(info.offset)
-        .filter(|start| start.checked_add(len).is_some())
-        .ok_or_else(|| {
-            malformed(format!(
-                "offset {} + {len} bytes overflows, past the end of file; the file is damaged",
-                info.offset
-            ))
-        })?;
-    Ok(TensorInfo {
-        name: info.name,
-        ty,
-        file: 0,
-        offset,
-        len,
-        dims: info.dims,
-        n_dims: info.n_dims,
-    })
+    let offset =
+        data.start.checked_add(info.offset).filter(|start| start.checked_add(len).is_some()).ok_or_else(
+            || {
+                malformed(format!(
+                    "offset {} + {len} bytes overflows, past the end of file; the file is damaged",
+                    info.offset
+                ))
+            },
+        )?;
+    Ok(TensorInfo { name: info.name, ty, file: 0, offset, len, dims: info.dims, n_dims: info.n_dims })
 }
 
 /// Every range inside the file, and no two ranges share a byte.
@@ -240,35 +202,19 @@ fn check_ranges(tensors: &[TensorInfo], data: Data) -> Result<()> {
     let mut order: Vec<u32> = (0..tensors.len() as u32).collect();
     order.sort_unstable_by_key(|&i| tensors[i as usize].offset);
     let sorted = || order.iter().map(|&i| &tensors[i as usize]);
-    let overlap = sorted()
-        .zip(sorted().skip(1))
-        .find(|(a, b)| a.offset + a.len > b.offset);
+    let overlap = sorted().zip(sorted().skip(1)).find(|(a, b)| a.offset + a.len > b.offset);
 
     let outside = |t: &&TensorInfo| t.offset + t.len > data.file_len;
     if let Some(first) = sorted().find(outside) {
         let needed = tensors.iter().map(|t| t.offset + t.len).max().unwrap_or(0);
         // An interrupted download is a good file with its tail missing: tensors back to back, and nothing else wrong. A
         // wild offset leaves a hole instead, a wild shape an overlap.
-        let padded = |t: &TensorInfo| {
-            t.len
-                .checked_next_multiple_of(data.alignment)
-                .unwrap_or(t.len)
-        };
-        let back_to_back = tensors
-            .iter()
-            .fold(data.start, |end, t| end.saturating_add(padded(t)));
+        let padded = |t: &TensorInfo| t.len.checked_next_multiple_of(data.alignment).unwrap_or(t.len);
+        let back_to_back = tensors.iter().fold(data.start, |end, t| end.saturating_add(padded(t)));
         let (kind, verdict, advice) = if overlap.is_none() && back_to_back >= needed {
-            (
-                ErrorKind::Truncated,
-                "incomplete (truncated)",
-                "download it again",
-            )
+            (ErrorKind::Truncated, "incomplete (truncated)", "download it again")
         } else {
-            (
-                ErrorKind::Malformed,
-                "damaged",
-                "download it again, or convert the model again",
-            )
+            (ErrorKind::Malformed, "damaged", "download it again, or convert the model again")
         };
         let why = format!(
             "tensor {}: bytes {} to {} are past the end of file; the file is {verdict}: {} of {} tensors lie \
@@ -304,10 +250,7 @@ pub(crate) fn name(tensor: &TensorInfo) -> String {
 pub(crate) fn by_name(tensors: &[TensorInfo]) -> Result<Vec<u32>, (usize, usize)> {
     let mut order: Vec<u32> = (0..tensors.len() as u32).collect();
     order.sort_unstable_by(|&a, &b| tensors[a as usize].name.cmp(&tensors[b as usize].name));
-    match order
-        .windows(2)
-        .find(|w| tensors[w[0] as usize].name == tensors[w[1] as usize].name)
-    {
+    match order.windows(2).find(|w| tensors[w[0] as usize].name == tensors[w[1] as usize].name) {
         Some(w) => Err((w[0].min(w[1]) as usize, w[0].max(w[1]) as usize)),
         None => Ok(order),
     }

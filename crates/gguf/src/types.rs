@@ -152,10 +152,7 @@ impl TensorType {
     /// Whether ggml has withdrawn this type: files that use it are refused when they are opened, because readers never
     /// agreed on what such bytes mean (4, 5) or repack at load instead (31–33, 36–38).
     pub fn is_removed(self) -> bool {
-        matches!(
-            self,
-            Q4_2 | Q4_3 | Q4_0_4_4 | Q4_0_4_8 | Q4_0_8_8 | IQ4_NL_4_4 | IQ4_NL_4_8 | IQ4_NL_8_8
-        )
+        matches!(self, Q4_2 | Q4_3 | Q4_0_4_4 | Q4_0_4_8 | Q4_0_8_8 | IQ4_NL_4_4 | IQ4_NL_4_8 | IQ4_NL_8_8)
     }
 }
 

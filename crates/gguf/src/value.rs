@@ -30,11 +30,7 @@ impl ValueType {
     /// The type with this id, as it stands in the file.
     pub fn from_id(id: u32) -> Option<Self> {
         use ValueType::*;
-        [
-            U8, I8, U16, I16, U32, I32, F32, Bool, String, Array, U64, I64, F64,
-        ]
-        .get(id as usize)
-        .copied()
+        [U8, I8, U16, I16, U32, I32, F32, Bool, String, Array, U64, I64, F64].get(id as usize).copied()
     }
 
     /// The id in the file.
@@ -74,10 +70,7 @@ impl ValueType {
 
     /// Whether it is an integer of any width and sign.
     pub fn is_integer(self) -> bool {
-        !matches!(
-            self,
-            Self::F32 | Self::F64 | Self::Bool | Self::String | Self::Array
-        )
+        !matches!(self, Self::F32 | Self::F64 | Self::Bool | Self::String | Self::Array)
     }
 }
 
@@ -161,10 +154,7 @@ impl Value {
             Self::F32(v) => Some(v.into()),
             Self::F64(v) => Some(v),
             // Beyond 2^53 not every integer is an f64; no real number among the keys is anywhere near.
-            _ => self
-                .integer()
-                .filter(|v| v.unsigned_abs() <= 1 << 53)
-                .map(|v| v as f64),
+            _ => self.integer().filter(|v| v.unsigned_abs() <= 1 << 53).map(|v| v as f64),
         }
     }
 
@@ -249,7 +239,9 @@ impl fmt::Display for Value {
 pub(crate) fn charge(memory: &mut u64, bytes: u64, key: &str, limits: &Limits) -> Result<()> {
     *memory = memory.checked_sub(bytes).ok_or_else(|| {
         let max = limits.metadata_bytes;
-        let why = format!("key {key}: {bytes} bytes more than fit in {max} for all metadata (Limits::metadata_bytes)");
+        let why = format!(
+            "key {key}: {bytes} bytes more than fit in {max} for all metadata (Limits::metadata_bytes)"
+        );
         Error::new(ErrorKind::Limit, why)
     })?;
     Ok(())
@@ -274,28 +266,21 @@ fn read_type(cursor: &mut Cursor<'_>, key: &str, of: &str) -> Result<ValueType> 
 }
 
 /// Checks one array from its element type to its last byte, and leaves the cursor behind it.
-fn walk_array(
-    cursor: &mut Cursor<'_>,
-    key: &str,
-    limits: &Limits,
-    depth: u32,
-) -> Result<ArrayInfo> {
+fn walk_array(cursor: &mut Cursor<'_>, key: &str, limits: &Limits, depth: u32) -> Result<ArrayInfo> {
     if depth > limits.array_depth {
-        let why = format!(
-            "key {key}: arrays nested more than {} deep (Limits::array_depth)",
-            limits.array_depth
-        );
+        let why =
+            format!("key {key}: arrays nested more than {} deep (Limits::array_depth)", limits.array_depth);
         return Err(Error::new(ErrorKind::Limit, why).at(cursor.pos()));
     }
     let element = read_type(cursor, key, "array element")?;
     let len = cursor.u64(format_args!("array length of key {key}"))?;
     // The smallest string is its length, the smallest array a type and a length: this bounds the loops below.
-    let smallest = element
-        .fixed_bytes()
-        .unwrap_or(if element == ValueType::String { 8 } else { 12 });
+    let smallest = element.fixed_bytes().unwrap_or(if element == ValueType::String { 8 } else { 12 });
     let offset = cursor.pos();
     let bytes = len.checked_mul(smallest).ok_or_else(|| {
-        let why = format!("key {key}: array length {len} × {smallest} bytes overflows, past the end of file; it is damaged");
+        let why = format!(
+            "key {key}: array length {len} × {smallest} bytes overflows, past the end of file; it is damaged"
+        );
         Error::new(ErrorKind::Malformed, why).at(offset)
     })?;
     cursor.want(bytes, format_args!("array of {len} × {element}, key {key}"))?;
@@ -305,9 +290,8 @@ fn walk_array(
                 let n = cursor.u64(format_args!("length of string {i} of {len}, key {key}"))?;
                 if n > limits.metadata_bytes {
                     cursor.want(n, format_args!("string {i} of {len}, key {key}"))?;
-                    let why = format!(
-                        "key {key}: string {i} has {n} bytes, more than Limits::metadata_bytes"
-                    );
+                    let why =
+                        format!("key {key}: string {i} has {n} bytes, more than Limits::metadata_bytes");
                     return Err(Error::new(ErrorKind::Limit, why).at(cursor.pos()));
                 }
                 cursor.skip(n, format_args!("string {i} of {len}, key {key}"))?;
@@ -330,12 +314,7 @@ fn walk_array(
         }
         _ => cursor.skip(bytes, format_args!("array of key {key}"))?,
     }
-    Ok(ArrayInfo {
-        element,
-        len,
-        offset,
-        bytes: cursor.pos() - offset,
-    })
+    Ok(ArrayInfo { element, len, offset, bytes: cursor.pos() - offset })
 }
 
 #[cfg(test)]
@@ -363,16 +342,8 @@ mod tests {
 
     #[test]
     fn display_is_one_safe_line() {
-        assert_eq!(
-            Value::String(b"a\n\x1b[2Jb".as_slice().into()).to_string(),
-            "a\\n\\u{1b}[2Jb"
-        );
-        let array = ArrayInfo {
-            element: ValueType::String,
-            len: 3,
-            offset: 0,
-            bytes: 30,
-        };
+        assert_eq!(Value::String(b"a\n\x1b[2Jb".as_slice().into()).to_string(), "a\\n\\u{1b}[2Jb");
+        let array = ArrayInfo { element: ValueType::String, len: 3, offset: 0, bytes: 30 };
         assert_eq!(Value::Array(array).to_string(), "[3 string]");
         assert_eq!(Value::F32(1e-5).to_string(), "0.00001");
     }

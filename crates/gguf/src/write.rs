@@ -166,9 +166,7 @@ impl Planned {
     fn len(&self) -> Option<u64> {
         let (first, rest) = self.dims.split_first().filter(|(_, rest)| rest.len() < 4)?;
         let sound = self.dims.iter().all(|&d| d != 0) && first.is_multiple_of(self.ty.block_len());
-        let blocks = rest
-            .iter()
-            .try_fold(first / self.ty.block_len(), |n, &d| n.checked_mul(d));
+        let blocks = rest.iter().try_fold(first / self.ty.block_len(), |n, &d| n.checked_mul(d));
         blocks.filter(|_| sound)?.checked_mul(self.ty.block_bytes())
     }
 }
@@ -182,13 +180,7 @@ impl Default for Writer {
 impl Writer {
     /// An empty file, version 3, alignment 32.
     pub fn new() -> Self {
-        Self {
-            version: 3,
-            alignment: DEFAULT_ALIGNMENT,
-            keys: vec![],
-            metadata: vec![],
-            tensors: vec![],
-        }
+        Self { version: 3, alignment: DEFAULT_ALIGNMENT, keys: vec![], metadata: vec![], tensors: vec![] }
     }
 
     /// The version to write: 2 or 3 (checked by [`begin`](Self::begin)).
@@ -231,11 +223,7 @@ impl Writer {
     /// Adds a tensor; its data follow in this order. The first dimension is the contiguous one. Name and shape are checked
     /// by [`begin`](Self::begin).
     pub fn tensor(&mut self, name: &str, ty: TensorType, dims: &[u64]) -> &mut Self {
-        self.tensors.push(Planned {
-            name: name.into(),
-            ty,
-            dims: dims.into(),
-        });
+        self.tensors.push(Planned { name: name.into(), ty, dims: dims.into() });
         self
     }
 
@@ -256,13 +244,7 @@ impl Writer {
             out.write_all(part).map_err(cannot_write)?;
             len += part.len() as u64;
         }
-        let mut data = TensorWriter {
-            out,
-            tensors,
-            current: 0,
-            written: 0,
-            alignment: self.alignment,
-        };
+        let mut data = TensorWriter { out, tensors, current: 0, written: 0, alignment: self.alignment };
         if !data.tensors.is_empty() {
             data.pad(len)?;
         }
@@ -273,10 +255,7 @@ impl Writer {
     fn plan(&self) -> Result<(Vec<u8>, Vec<Expected>)> {
         let refuse = |why: String| Error::new(ErrorKind::Malformed, why);
         if !matches!(self.version, 2 | 3) {
-            return Err(refuse(format!(
-                "cannot write version {}, only 2 and 3",
-                self.version
-            )));
+            return Err(refuse(format!("cannot write version {}, only 2 and 3", self.version)));
         }
         if !is_sound_alignment(self.alignment) {
             return Err(refuse(format!(
@@ -284,24 +263,14 @@ impl Writer {
                 self.alignment
             )));
         }
-        if let Some(key) = self
-            .keys
-            .iter()
-            .find(|k| k.is_empty() || k.len() > u16::MAX.into())
-        {
-            return Err(refuse(format!(
-                "key {}: wanted 1 to 65535 bytes",
-                quote(key.as_bytes())
-            )));
+        if let Some(key) = self.keys.iter().find(|k| k.is_empty() || k.len() > u16::MAX.into()) {
+            return Err(refuse(format!("key {}: wanted 1 to 65535 bytes", quote(key.as_bytes()))));
         }
         if let Some(key) = twice(self.keys.iter()) {
             return Err(refuse(format!("duplicate key {}", quote(key.as_bytes()))));
         }
         if let Some(name) = twice(self.tensors.iter().map(|t| &t.name)) {
-            return Err(refuse(format!(
-                "duplicate tensor {}",
-                quote(name.as_bytes())
-            )));
+            return Err(refuse(format!("duplicate tensor {}", quote(name.as_bytes()))));
         }
         let (mut infos, mut tensors, mut offset) = (Vec::new(), Vec::new(), 0u64);
         for tensor in &self.tensors {
@@ -321,9 +290,7 @@ impl Writer {
             infos.extend(dims.iter().flat_map(|d| d.to_le_bytes()));
             infos.extend(ty.id().to_le_bytes());
             infos.extend(offset.to_le_bytes());
-            let end = offset
-                .checked_add(len)
-                .and_then(|end| end.checked_next_multiple_of(self.alignment));
+            let end = offset.checked_add(len).and_then(|end| end.checked_next_multiple_of(self.alignment));
             offset = end.ok_or_else(wrong)?;
             tensors.push((name.clone(), len));
         }
@@ -347,10 +314,7 @@ impl Writer {
 fn twice<'a>(names: impl Iterator<Item = &'a String>) -> Option<&'a String> {
     let mut names: Vec<_> = names.collect();
     names.sort_unstable();
-    names
-        .windows(2)
-        .find(|pair| pair[0] == pair[1])
-        .map(|pair| pair[0])
+    names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }
 
 fn cannot_write(error: io::Error) -> Error {
@@ -375,9 +339,7 @@ pub struct TensorWriter<W> {
 impl<W: Write> TensorWriter<W> {
     /// The tensor that the next byte belongs to, and how many bytes of it are to come. `None` when all are written.
     pub fn expected(&self) -> Option<(&str, u64)> {
-        self.tensors
-            .get(self.current)
-            .map(|(name, len)| (name.as_str(), len - self.written))
+        self.tensors.get(self.current).map(|(name, len)| (name.as_str(), len - self.written))
     }
 
     /// Writes a whole tensor. The name guards against writing them in another order.
@@ -401,11 +363,7 @@ impl<W: Write> TensorWriter<W> {
     /// `Malformed` if there are more bytes than it still wants; `Io` from the output.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let n = bytes.len() as u64;
-        let Some(left) = self
-            .expected()
-            .map(|(_, left)| left)
-            .filter(|&left| n <= left)
-        else {
+        let Some(left) = self.expected().map(|(_, left)| left).filter(|&left| n <= left) else {
             return Err(self.unexpected(format!("{n} bytes")));
         };
         self.out.write_all(bytes).map_err(cannot_write)?;
@@ -435,10 +393,7 @@ impl<W: Write> TensorWriter<W> {
             Some((name, left)) => format!("{left} bytes of tensor {}", quote(name.as_bytes())),
             None => "the end".into(),
         };
-        Error::new(
-            ErrorKind::Malformed,
-            format!("writing: wanted {wanted}, got {found}"),
-        )
+        Error::new(ErrorKind::Malformed, format!("writing: wanted {wanted}, got {found}"))
     }
 
     /// Zeros from `len` to the next multiple of the alignment.

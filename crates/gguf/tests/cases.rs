@@ -20,19 +20,12 @@ fn shared_cases() {
     let index = fs::read_to_string(folder.join("index.tsv")).expect("index.tsv");
     let mut seen = 0;
     for row in index.lines().skip(1) {
-        let [name, kind, what, words] = row
-            .split('\t')
-            .collect::<Vec<_>>()
-            .try_into()
-            .expect("four columns");
+        let [name, kind, what, words] = row.split('\t').collect::<Vec<_>>().try_into().expect("four columns");
         let about_format =
             name.starts_with('G') && !FOR_THE_MODEL.iter().any(|prefix| name.starts_with(prefix));
         match Gguf::open(&folder.join(name)) {
             Ok(model) => {
-                assert!(
-                    kind != "must-reject" || !about_format,
-                    "{name} was accepted: {what}"
-                );
+                assert!(kind != "must-reject" || !about_format, "{name} was accepted: {what}");
                 for (key, _) in model.keys() {
                     read_array(&model, key);
                 }
@@ -40,10 +33,7 @@ fn shared_cases() {
             Err(e) => {
                 let line = e.to_string();
                 assert!(about_format && kind != "must-accept", "{line}");
-                assert!(
-                    line.contains(name.split('-').next().unwrap_or(name)),
-                    "no file name: {line}"
-                );
+                assert!(line.contains(name.split('-').next().unwrap_or(name)), "no file name: {line}");
                 for group in words.split(" | ") {
                     let found = group
                         .split('/')
@@ -67,9 +57,7 @@ fn read_array(model: &Gguf, key: &str) {
         assert_eq!(seen, strings.len());
     }
     if let Ok(Some(numbers)) = model.floats(key) {
-        let numbers: Vec<f64> = numbers
-            .collect::<Result<_, _>>()
-            .unwrap_or_else(|e| panic!("{e}"));
+        let numbers: Vec<f64> = numbers.collect::<Result<_, _>>().unwrap_or_else(|e| panic!("{e}"));
         let array = model.array(key).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(array.map(|a| a.len), Some(numbers.len() as u64));
     }

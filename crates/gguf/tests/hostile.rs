@@ -51,11 +51,7 @@ impl Raw {
                 key("general.architecture", STRING, &text("llama")),
                 key("n", U32, &7u32.to_le_bytes()),
             ],
-            infos: vec![
-                info("a", &[4, 4], 0, 0),
-                info("b", &[16], 0, 64),
-                info("c", &[2, 2, 2, 1], 0, 128),
-            ],
+            infos: vec![info("a", &[4, 4], 0, 0), info("b", &[16], 0, 64), info("c", &[2, 2, 2, 1], 0, 128)],
             alignment: 32,
             data: 160,
         }
@@ -73,21 +69,12 @@ impl Raw {
     }
 
     fn head(&self, tensors: u64, keys: u64) -> Vec<u8> {
-        [
-            b"GGUF",
-            &self.version.to_le_bytes()[..],
-            &tensors.to_le_bytes(),
-            &keys.to_le_bytes(),
-        ]
-        .concat()
+        [b"GGUF", &self.version.to_le_bytes()[..], &tensors.to_le_bytes(), &keys.to_le_bytes()].concat()
     }
 
     fn bytes(&self) -> Vec<u8> {
         let mut out = self.head(self.infos.len() as u64, self.keys.len() as u64);
-        self.keys
-            .iter()
-            .chain(&self.infos)
-            .for_each(|part| out.extend(part));
+        self.keys.iter().chain(&self.infos).for_each(|part| out.extend(part));
         out.resize(out.len().next_multiple_of(self.alignment) + self.data, 1);
         out
     }
@@ -102,10 +89,7 @@ fn refused(bytes: &[u8], kind: ErrorKind, words: &[&str]) -> Error {
     for word in words {
         assert!(line.contains(word), "{word:?} is not in {line:?}");
     }
-    assert!(
-        !line.contains(char::is_control) && line.len() < 2500,
-        "{line:?}"
-    );
+    assert!(!line.contains(char::is_control) && line.len() < 2500, "{line:?}");
     error
 }
 
@@ -122,10 +106,7 @@ fn the_plain_file_is_read() {
     assert_eq!((header.version(), header.alignment()), (3, 32));
     assert_eq!(header.metadata().uint("n").unwrap(), Some(7));
     let c = &header.tensors()[2];
-    assert_eq!(
-        (c.dims(), c.cols(), c.rows(), c.row_bytes()),
-        ([2, 2, 2, 1].as_slice(), 2, 4, 8)
-    );
+    assert_eq!((c.dims(), c.cols(), c.rows(), c.row_bytes()), ([2, 2, 2, 1].as_slice(), 2, 4, 8));
     assert_eq!((c.offset, c.len), (header.data_start() + 128, 32));
     assert_eq!(header.file_len(), header.data_start() + 160);
 }
@@ -134,18 +115,10 @@ fn the_plain_file_is_read() {
 fn counts_beyond_the_file() {
     let raw = Raw::good();
     for tensors in [1, 1 << 63, u64::MAX, 500_000_000] {
-        refused(
-            &raw.head(tensors, 0),
-            Truncated,
-            &["tensor count", "truncated"],
-        );
+        refused(&raw.head(tensors, 0), Truncated, &["tensor count", "truncated"]);
     }
     for keys in [1, 1 << 63, u64::MAX, 500_000_000] {
-        refused(
-            &raw.head(0, keys),
-            Truncated,
-            &["metadata count", "truncated"],
-        );
+        refused(&raw.head(0, keys), Truncated, &["metadata count", "truncated"]);
     }
     // Sparse, so that the bytes are there but the limit is not: nothing may be reserved for a million keys.
     let mut long = raw.head(0, 1_000_000);
@@ -159,12 +132,7 @@ fn counts_beyond_the_file() {
 #[test]
 fn keys_that_are_too_long_empty_double_or_not_text() {
     for len in [1 << 48, u64::MAX, u64::MAX - 7, 60] {
-        let raw = [
-            Raw::good().head(0, 1),
-            len.to_le_bytes().into(),
-            vec![b'k'; 20],
-        ]
-        .concat();
+        let raw = [Raw::good().head(0, 1), len.to_le_bytes().into(), vec![b'k'; 20]].concat();
         refused(&raw, Truncated, &["key length", "past the end"]);
     }
     let long = "k".repeat(65536);
@@ -174,15 +142,9 @@ fn keys_that_are_too_long_empty_double_or_not_text() {
         &["key", "length 65536", "65535"],
     );
     accepted(&Raw::good().with_key(key(&long[1..], U32, &[0; 4])).bytes());
+    refused(&Raw::good().with_key(key("", U32, &[0; 4])).bytes(), Malformed, &["empty key"]);
     refused(
-        &Raw::good().with_key(key("", U32, &[0; 4])).bytes(),
-        Malformed,
-        &["empty key"],
-    );
-    refused(
-        &Raw::good()
-            .with_key(key(b"x.\xff\x1b", U32, &[0; 4]))
-            .bytes(),
+        &Raw::good().with_key(key(b"x.\xff\x1b", U32, &[0; 4])).bytes(),
         Malformed,
         &["key", "UTF-8", "\\u{1b}"],
     );
@@ -197,21 +159,8 @@ fn keys_that_are_too_long_empty_double_or_not_text() {
 fn values_that_are_too_long_or_of_no_type() {
     for len in [1000, 1 << 40, u64::MAX] {
         let value = [&len.to_le_bytes()[..], b"llama"].concat();
-        let raw = [
-            Raw::good().head(0, 1),
-            key("general.architecture", STRING, &value),
-        ]
-        .concat();
-        refused(
-            &raw,
-            Truncated,
-            &[
-                "general.architecture",
-                "past the end",
-                "truncated",
-                "5 left",
-            ],
-        );
+        let raw = [Raw::good().head(0, 1), key("general.architecture", STRING, &value)].concat();
+        refused(&raw, Truncated, &["general.architecture", "past the end", "truncated", "5 left"]);
     }
     for ty in [13, 99, u32::MAX] {
         refused(
@@ -228,35 +177,21 @@ fn values_that_are_too_long_or_of_no_type() {
 
 #[test]
 fn arrays_whose_length_cannot_be() {
-    for (element, len) in [
-        (U32, 1 << 58),
-        (10, 1 << 61),
-        (STRING, 1 << 40),
-        (0, u64::MAX),
-        (ARRAY, 1 << 62),
-        (BOOL, 1 << 50),
-    ] {
+    for (element, len) in
+        [(U32, 1 << 58), (10, 1 << 61), (STRING, 1 << 40), (0, u64::MAX), (ARRAY, 1 << 62), (BOOL, 1 << 50)]
+    {
         let raw = Raw::good().with_key(key("x.list", ARRAY, &array(element, len, &[0; 40])));
         let error = Header::parse(&raw.bytes(), &Limits::default()).unwrap_err();
         let line = error.to_string();
         assert!(matches!(error.kind(), Malformed | Truncated), "{line}");
-        assert!(
-            line.contains("\"x.list\"") && line.contains("past the end of file"),
-            "{line}"
-        );
+        assert!(line.contains("\"x.list\"") && line.contains("past the end of file"), "{line}");
     }
     // The lengths of strings are the file's word too.
     let strings = [text("ab"), u64::MAX.to_le_bytes().into()].concat();
     let raw = Raw::good().with_key(key("x.list", ARRAY, &array(STRING, 2, &strings)));
+    refused(&raw.bytes(), Truncated, &["string 1 of 2", "\"x.list\"", "past the end"]);
     refused(
-        &raw.bytes(),
-        Truncated,
-        &["string 1 of 2", "\"x.list\"", "past the end"],
-    );
-    refused(
-        &Raw::good()
-            .with_key(key("x.list", ARRAY, &array(99, 0, &[])))
-            .bytes(),
+        &Raw::good().with_key(key("x.list", ARRAY, &array(99, 0, &[]))).bytes(),
         Malformed,
         &["\"x.list\"", "type 99"],
     );
@@ -265,58 +200,26 @@ fn arrays_whose_length_cannot_be() {
 #[test]
 fn arrays_in_arrays_have_a_bottom() {
     let inner = [array(U32, 1, &[1, 0, 0, 0]), array(STRING, 1, &text("x"))].concat();
-    let header = accepted(
-        &Raw::good()
-            .with_key(key("x.two", ARRAY, &array(ARRAY, 2, &inner)))
-            .bytes(),
-    );
+    let header = accepted(&Raw::good().with_key(key("x.two", ARRAY, &array(ARRAY, 2, &inner))).bytes());
     assert_eq!(header.metadata().array("x.two").unwrap().unwrap().len, 2);
     assert_eq!(header.tensors().len(), 3);
 
     let deep = array(ARRAY, 1, &[]).repeat(200_000);
-    refused(
-        &Raw::good().with_key(key("x.deep", ARRAY, &deep)).bytes(),
-        Limit,
-        &["\"x.deep\"", "nested"],
-    );
+    refused(&Raw::good().with_key(key("x.deep", ARRAY, &deep)).bytes(), Limit, &["\"x.deep\"", "nested"]);
 }
 
 #[test]
 fn alignments() {
     let with = |ty, value: &[u8], alignment| {
-        let raw = Raw {
-            alignment,
-            ..Raw::good()
-        }
-        .with_key(key("general.alignment", ty, value));
-        Raw {
-            infos: vec![info("a", &[4], 0, 0)],
-            ..raw
-        }
-        .bytes()
+        let raw = Raw { alignment, ..Raw::good() }.with_key(key("general.alignment", ty, value));
+        Raw { infos: vec![info("a", &[4], 0, 0)], ..raw }.bytes()
     };
     for bad in [0u32, 13, 20, 1 << 30, u32::MAX] {
-        refused(
-            &with(U32, &bad.to_le_bytes(), 32),
-            Malformed,
-            &["general.alignment", &bad.to_string()],
-        );
+        refused(&with(U32, &bad.to_le_bytes(), 32), Malformed, &["general.alignment", &bad.to_string()]);
     }
-    refused(
-        &with(I32, &(-32i32).to_le_bytes(), 32),
-        WrongType,
-        &["general.alignment", "-32"],
-    );
-    refused(
-        &with(F32, &32f32.to_le_bytes(), 32),
-        WrongType,
-        &["general.alignment", "f32"],
-    );
-    refused(
-        &with(STRING, &text("32"), 32),
-        WrongType,
-        &["general.alignment", "string \"32\""],
-    );
+    refused(&with(I32, &(-32i32).to_le_bytes(), 32), WrongType, &["general.alignment", "-32"]);
+    refused(&with(F32, &32f32.to_le_bytes(), 32), WrongType, &["general.alignment", "f32"]);
+    refused(&with(STRING, &text("32"), 32), WrongType, &["general.alignment", "string \"32\""]);
     for good in [1u32, 4, 8, 24, 64, 4096] {
         let header = accepted(&with(U32, &good.to_le_bytes(), good as usize));
         assert_eq!(header.tensors()[0].offset % u64::from(good), 0);
@@ -326,58 +229,25 @@ fn alignments() {
 #[test]
 fn dimensions() {
     let five = info("b", &[1, 1, 1, 1, 1], 0, 64);
-    refused(
-        &Raw::good().with_b(five).bytes(),
-        Malformed,
-        &["\"b\"", "5 dimensions"],
-    );
+    refused(&Raw::good().with_b(five).bytes(), Malformed, &["\"b\"", "5 dimensions"]);
     let mut many = info("b", &[4], 0, 64);
     many[9..13].fill(0xff);
-    refused(
-        &Raw::good().with_b(many).bytes(),
-        Malformed,
-        &["\"b\"", "4294967295 dimensions"],
-    );
-    refused(
-        &Raw::good().with_b(info("b", &[], 0, 64)).bytes(),
-        Malformed,
-        &["\"b\"", "0 dimensions"],
-    );
+    refused(&Raw::good().with_b(many).bytes(), Malformed, &["\"b\"", "4294967295 dimensions"]);
+    refused(&Raw::good().with_b(info("b", &[], 0, 64)).bytes(), Malformed, &["\"b\"", "0 dimensions"]);
     for dims in [[0, 4], [4, 0], [4, u64::MAX - 63], [1 << 63, 2]] {
-        refused(
-            &Raw::good().with_b(info("b", &dims, 0, 64)).bytes(),
-            Malformed,
-            &["\"b\"", "dimension"],
-        );
+        refused(&Raw::good().with_b(info("b", &dims, 0, 64)).bytes(), Malformed, &["\"b\"", "dimension"]);
     }
     // Products that wrap to 0, and to the right size; and one where only the bytes wrap.
-    for dims in [
-        vec![1 << 32, 1 << 32],
-        vec![(1 << 62) + 4, 4, 4],
-        vec![1 << 62],
-    ] {
-        refused(
-            &Raw::good().with_b(info("b", &dims, 0, 64)).bytes(),
-            Malformed,
-            &["\"b\"", "overflow"],
-        );
+    for dims in [vec![1 << 32, 1 << 32], vec![(1 << 62) + 4, 4, 4], vec![1 << 62]] {
+        refused(&Raw::good().with_b(info("b", &dims, 0, 64)).bytes(), Malformed, &["\"b\"", "overflow"]);
     }
 }
 
 #[test]
 fn rows_are_whole_blocks() {
-    for (ty, cols, block) in [
-        (12, 64, "256"),
-        (8, 80, "32"),
-        (40, 32, "64"),
-        (20, 31, "32"),
-    ] {
+    for (ty, cols, block) in [(12, 64, "256"), (8, 80, "32"), (40, 32, "64"), (20, 31, "32")] {
         let b = info("b", &[cols, 256], ty, 64);
-        refused(
-            &Raw::good().with_b(b).bytes(),
-            Malformed,
-            &["\"b\"", "block", block, &cols.to_string()],
-        );
+        refused(&Raw::good().with_b(b).bytes(), Malformed, &["\"b\"", "block", block, &cols.to_string()]);
     }
 }
 
@@ -385,39 +255,22 @@ fn rows_are_whole_blocks() {
 fn offsets_and_ranges() {
     for offset in [1, 48, 65] {
         let b = info("b", &[16], 0, offset);
-        refused(
-            &Raw::good().with_b(b).bytes(),
-            Malformed,
-            &["\"b\"", "offset", "align"],
-        );
+        refused(&Raw::good().with_b(b).bytes(), Malformed, &["\"b\"", "offset", "align"]);
     }
     for offset in [2 << 20, 1 << 62] {
         let b = info("b", &[16], 0, offset);
-        refused(
-            &Raw::good().with_b(b).bytes(),
-            Malformed,
-            &["\"b\"", "past the end", "damaged"],
-        );
+        refused(&Raw::good().with_b(b).bytes(), Malformed, &["\"b\"", "past the end", "damaged"]);
     }
     for offset in [u64::MAX - 63, u64::MAX - 4095] {
         let b = info("b", &[16], 0, offset);
-        refused(
-            &Raw::good().with_b(b).bytes(),
-            Malformed,
-            &["\"b\"", "past the end"],
-        );
+        refused(&Raw::good().with_b(b).bytes(), Malformed, &["\"b\"", "past the end"]);
     }
     let tall = info("b", &[16, 100], 0, 64);
-    refused(
-        &Raw::good().with_b(tall).bytes(),
-        Malformed,
-        &["\"b\"", "past the end", "damaged"],
-    );
+    refused(&Raw::good().with_b(tall).bytes(), Malformed, &["\"b\"", "past the end", "damaged"]);
     // Two that are sound alone and wrap together.
     let mut raw = Raw::good();
     raw.infos.push(info("x.a", &[(1 << 63) - 64], 24, 160));
-    raw.infos
-        .push(info("x.b", &[(1 << 63) - 64], 24, (1 << 63) + 96));
+    raw.infos.push(info("x.b", &[(1 << 63) - 64], 24, (1 << 63) + 96));
     refused(&raw.bytes(), Malformed, &["x.b", "overflow"]);
     raw.infos.pop();
     refused(&raw.bytes(), Truncated, &["x.a", "past the end"]);
@@ -427,17 +280,9 @@ fn offsets_and_ranges() {
 fn tensors_share_no_byte() {
     for offset in [0, 32, 128] {
         let b = info("b", &[8], 0, offset);
-        refused(
-            &Raw::good().with_b(b).bytes(),
-            Malformed,
-            &["\"b\"", "overlap"],
-        );
+        refused(&Raw::good().with_b(b).bytes(), Malformed, &["\"b\"", "overlap"]);
     }
-    let error = refused(
-        &Raw::good().with_b(info("b", &[16], 0, 32)).bytes(),
-        Malformed,
-        &["\"a\"", "\"b\""],
-    );
+    let error = refused(&Raw::good().with_b(info("b", &[16], 0, 32)).bytes(), Malformed, &["\"a\"", "\"b\""]);
     assert_eq!(error.path(), None);
 }
 
@@ -452,18 +297,9 @@ fn order_gaps_and_tails_do_not_matter() {
     // Infos that already end on the alignment get no padding.
     let mut aligned = Raw::good();
     let short = aligned.bytes().len() - aligned.data;
-    let unpadded: usize = 24
-        + aligned
-            .keys
-            .iter()
-            .chain(&aligned.infos)
-            .map(Vec::len)
-            .sum::<usize>();
-    aligned.keys[0] = key(
-        "general.architecture",
-        STRING,
-        &text(format!("llama{}", "x".repeat(short - unpadded))),
-    );
+    let unpadded: usize = 24 + aligned.keys.iter().chain(&aligned.infos).map(Vec::len).sum::<usize>();
+    aligned.keys[0] =
+        key("general.architecture", STRING, &text(format!("llama{}", "x".repeat(short - unpadded))));
     let header = accepted(&aligned.bytes());
     assert_eq!(header.data_start() as usize, short);
 }
@@ -477,21 +313,13 @@ fn names_that_are_too_long_empty_double_or_not_text() {
         &["tensor name", "length 72", "64", "nnn"],
     );
     accepted(&Raw::good().with_b(info(&name[..64], &[16], 0, 64)).bytes());
-    refused(
-        &Raw::good().with_b(info("", &[16], 0, 64)).bytes(),
-        Malformed,
-        &["tensor name", "empty"],
-    );
+    refused(&Raw::good().with_b(info("", &[16], 0, 64)).bytes(), Malformed, &["tensor name", "empty"]);
     refused(
         &Raw::good().with_b(info(b"b\xfe\n", &[16], 0, 64)).bytes(),
         Malformed,
         &["tensor name", "UTF-8", "\\n"],
     );
-    refused(
-        &Raw::good().with_b(info("c", &[16], 0, 64)).bytes(),
-        Malformed,
-        &["duplicate tensor \"c\""],
-    );
+    refused(&Raw::good().with_b(info("c", &[16], 0, 64)).bytes(), Malformed, &["duplicate tensor \"c\""]);
 }
 
 #[test]
@@ -502,11 +330,7 @@ fn types_that_nobody_reads_are_named_together() {
     refused(
         &raw.bytes(),
         Unsupported,
-        &[
-            "\"a\" (type 31: Q4_0_4_4, removed)",
-            "\"c\" (type 105: unknown)",
-            "requantise",
-        ],
+        &["\"a\" (type 31: Q4_0_4_4, removed)", "\"c\" (type 105: unknown)", "requantise"],
     );
     for ty in [4, 5, 31, 32, 33, 36, 37, 38, 43, u32::MAX] {
         refused(
@@ -516,21 +340,11 @@ fn types_that_nobody_reads_are_named_together() {
         );
     }
     // Forty of them are one line still.
-    raw.infos = (0..40)
-        .map(|i| info(format!("blk.{i}"), &[32], 200, 0))
-        .collect();
-    refused(
-        &raw.bytes(),
-        Unsupported,
-        &["\"blk.0\"", "\"blk.15\"", "and 24 more"],
-    );
+    raw.infos = (0..40).map(|i| info(format!("blk.{i}"), &[32], 200, 0)).collect();
+    refused(&raw.bytes(), Unsupported, &["\"blk.0\"", "\"blk.15\"", "and 24 more"]);
     // Known ones are no matter of this crate.
     for ty in [16, 23, 34, 39, 40, 41, 42] {
-        let raw = Raw {
-            data: 4096,
-            ..Raw::good()
-        }
-        .with_b(info("b", &[256], ty, 192));
+        let raw = Raw { data: 4096, ..Raw::good() }.with_b(info("b", &[256], ty, 192));
         assert_eq!(accepted(&raw.bytes()).tensors()[1].ty.id(), ty);
     }
 }
@@ -547,62 +361,22 @@ fn cut_anywhere_it_is_refused() {
     refused(&[], Truncated, &["empty"]);
     refused(b"GGUF", Truncated, &["too short", "truncated"]);
     let short = &whole[..whole.len() - 1];
-    refused(
-        short,
-        Truncated,
-        &[
-            "\"c\"",
-            "incomplete",
-            "truncated",
-            "past the end",
-            "download it again",
-        ],
-    );
+    refused(short, Truncated, &["\"c\"", "incomplete", "truncated", "past the end", "download it again"]);
 }
 
 #[test]
 fn versions_and_byte_order() {
     for version in [0u32, 1, 4, 77] {
-        refused(
-            &Raw {
-                version,
-                ..Raw::good()
-            }
-            .bytes(),
-            Unsupported,
-            &[&format!("version {version}")],
-        );
+        refused(&Raw { version, ..Raw::good() }.bytes(), Unsupported, &[&format!("version {version}")]);
     }
-    refused(
-        &Raw {
-            version: 3 << 24,
-            ..Raw::good()
-        }
-        .bytes(),
-        Unsupported,
-        &["big-endian", "version 3"],
-    );
-    assert_eq!(
-        accepted(
-            &Raw {
-                version: 2,
-                ..Raw::good()
-            }
-            .bytes()
-        )
-        .version(),
-        2
-    );
+    refused(&Raw { version: 3 << 24, ..Raw::good() }.bytes(), Unsupported, &["big-endian", "version 3"]);
+    assert_eq!(accepted(&Raw { version: 2, ..Raw::good() }.bytes()).version(), 2);
 }
 
 #[test]
 fn a_vocabulary_alone_will_do() {
     // Nothing after the infos, not even padding.
-    let mut raw = Raw {
-        infos: vec![],
-        ..Raw::good()
-    }
-    .bytes();
+    let mut raw = Raw { infos: vec![], ..Raw::good() }.bytes();
     let keys: usize = Raw::good().keys.iter().map(Vec::len).sum();
     raw.truncate(24 + keys);
     assert!(accepted(&raw).tensors().is_empty());
@@ -610,9 +384,7 @@ fn a_vocabulary_alone_will_do() {
 
 #[test]
 fn limits_are_kept() {
-    let bytes = Raw::good()
-        .with_key(key("long", STRING, &text(vec![b'x'; 1000])))
-        .bytes();
+    let bytes = Raw::good().with_key(key("long", STRING, &text(vec![b'x'; 1000]))).bytes();
     let parse = |change: &dyn Fn(&mut Limits)| {
         let mut limits = Limits::default();
         change(&mut limits);
@@ -642,10 +414,7 @@ fn what_is_no_file_is_refused() {
     assert!(error.to_string().contains("directory"), "{error}");
     let error = open(&folder.path().join("no\nsuch.gguf"));
     assert_eq!(error.kind(), ErrorKind::Io);
-    assert!(
-        error.to_string().contains("no\\nsuch.gguf: cannot open: "),
-        "{error}"
-    );
+    assert!(error.to_string().contains("no\\nsuch.gguf: cannot open: "), "{error}");
     // A device is one of the things that would be read for ever.
     let error = open("/dev/zero".as_ref());
     assert!(error.to_string().contains("no regular file"), "{error}");
@@ -653,14 +422,6 @@ fn what_is_no_file_is_refused() {
     let path = folder.path().join("page.gguf");
     std::fs::write(&path, "<!DOCTYPE html><title>Sign in</title>").unwrap();
     let error = open(&path);
-    assert_eq!(
-        (error.kind(), error.path()),
-        (Unsupported, Some(path.as_path()))
-    );
-    assert!(
-        error
-            .to_string()
-            .contains("page.gguf: not a GGUF file: it looks like a web page"),
-        "{error}"
-    );
+    assert_eq!((error.kind(), error.path()), (Unsupported, Some(path.as_path())));
+    assert!(error.to_string().contains("page.gguf: not a GGUF file: it looks like a web page"), "{error}");
 }

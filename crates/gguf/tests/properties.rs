@@ -7,32 +7,16 @@ use sluice_gguf::{ErrorKind, Header, Limits, Source, TensorType, Value, ValueTyp
 /// A file with every value type, arrays of several kinds and a few tensors.
 fn specimen() -> Vec<u8> {
     let mut writer = Writer::new();
-    writer
-        .key("u8", 200u8)
-        .key("i8", -3i8)
-        .key("u16", 60_000u16)
-        .key("i16", -300i16);
-    writer
-        .key("u32", 4_000_000_000u32)
-        .key("i32", -70_000i32)
-        .key("f32", 0.5f32)
-        .key("bool", true);
-    writer
-        .key("text", "héllo")
-        .key("u64", u64::MAX)
-        .key("i64", i64::MIN)
-        .key("f64", 1e300f64);
-    writer
-        .array("words", &["one", "", "three"])
-        .array("ids", &[-1i32, 2, 3])
-        .array("flags", &[true, false]);
-    writer
-        .array("scores", &[0.5f32, -2.0])
-        .array("none", &[] as &[String]);
-    writer
-        .tensor("w", TensorType::Q8_0, &[32, 2])
-        .tensor("v", TensorType::F16, &[3])
-        .tensor("q", TensorType::Q4_K, &[256]);
+    writer.key("u8", 200u8).key("i8", -3i8).key("u16", 60_000u16).key("i16", -300i16);
+    writer.key("u32", 4_000_000_000u32).key("i32", -70_000i32).key("f32", 0.5f32).key("bool", true);
+    writer.key("text", "héllo").key("u64", u64::MAX).key("i64", i64::MIN).key("f64", 1e300f64);
+    writer.array("words", &["one", "", "three"]).array("ids", &[-1i32, 2, 3]).array("flags", &[true, false]);
+    writer.array("scores", &[0.5f32, -2.0]).array("none", &[] as &[String]);
+    writer.tensor("w", TensorType::Q8_0, &[32, 2]).tensor("v", TensorType::F16, &[3]).tensor(
+        "q",
+        TensorType::Q4_K,
+        &[256],
+    );
     let mut data = writer.begin(Vec::new()).unwrap();
     while let Some((_, left)) = data.expected() {
         data.write(&vec![7; left as usize]).unwrap();
@@ -46,23 +30,14 @@ fn exercise(bytes: &[u8], streamed: &[u8]) {
         Ok(header) => header,
         Err(e) => {
             let line = e.to_string();
-            assert!(
-                !line.is_empty() && !line.contains(char::is_control),
-                "{line:?}"
-            );
+            assert!(!line.is_empty() && !line.contains(char::is_control), "{line:?}");
             return;
         }
     };
     for tensor in header.tensors() {
-        assert!(
-            tensor.offset >= header.data_start()
-                && tensor.offset + tensor.len <= bytes.len() as u64
-        );
+        assert!(tensor.offset >= header.data_start() && tensor.offset + tensor.len <= bytes.len() as u64);
         assert_eq!(tensor.rows() * tensor.row_bytes(), tensor.len);
-        assert_eq!(
-            tensor.dims().iter().product::<u64>(),
-            tensor.rows() * tensor.cols()
-        );
+        assert_eq!(tensor.dims().iter().product::<u64>(), tensor.rows() * tensor.cols());
     }
     for (key, value) in header.metadata().iter() {
         assert!(!value.to_string().contains(char::is_control));
@@ -75,16 +50,8 @@ fn exercise(bytes: &[u8], streamed: &[u8]) {
             }
         }
         for source in [bytes, streamed] {
-            let ints = header
-                .ints(&source, key)
-                .ok()
-                .flatten()
-                .map_or(0, Iterator::count);
-            let floats = header
-                .floats(&source, key)
-                .ok()
-                .flatten()
-                .map_or(0, Iterator::count);
+            let ints = header.ints(&source, key).ok().flatten().map_or(0, Iterator::count);
+            let floats = header.floats(&source, key).ok().flatten().map_or(0, Iterator::count);
             assert!((ints as u64).max(floats as u64) <= array.len);
         }
         assert!(seen <= array.len);
@@ -96,13 +63,7 @@ fn every_type_is_read_back() {
     let bytes = specimen();
     let header = Header::parse(&bytes, &Limits::default()).unwrap();
     let meta = header.metadata();
-    for (key, want) in [
-        ("u8", 200i128),
-        ("i8", -3),
-        ("u16", 60_000),
-        ("i16", -300),
-        ("u32", 4_000_000_000),
-    ] {
+    for (key, want) in [("u8", 200i128), ("i8", -3), ("u16", 60_000), ("i16", -300), ("u32", 4_000_000_000)] {
         assert_eq!(meta.get(key).unwrap().integer(), Some(want));
         assert_eq!(meta.int(key).unwrap(), Some(want as i64));
         assert_eq!(meta.uint(key).ok().flatten(), u64::try_from(want).ok());
@@ -110,14 +71,8 @@ fn every_type_is_read_back() {
     }
     assert_eq!(meta.uint("u64").unwrap(), Some(u64::MAX));
     assert_eq!(meta.int("i64").unwrap(), Some(i64::MIN));
-    assert_eq!(
-        (meta.float("f32").unwrap(), meta.float("f64").unwrap()),
-        (Some(0.5), Some(1e300))
-    );
-    assert_eq!(
-        (meta.bool("bool").unwrap(), meta.bool("absent").unwrap()),
-        (Some(true), None)
-    );
+    assert_eq!((meta.float("f32").unwrap(), meta.float("f64").unwrap()), (Some(0.5), Some(1e300)));
+    assert_eq!((meta.bool("bool").unwrap(), meta.bool("absent").unwrap()), (Some(true), None));
     assert_eq!(meta.str("text").unwrap().unwrap(), "héllo");
     for (key, wrong) in [
         ("text", meta.uint("text").err()),
@@ -136,10 +91,7 @@ fn every_type_is_read_back() {
     ] {
         let error = wrong.expect(key);
         assert_eq!(error.kind(), ErrorKind::WrongType);
-        assert!(
-            error.to_string().contains(&format!("\"{key}\": wanted ")),
-            "{error}"
-        );
+        assert!(error.to_string().contains(&format!("\"{key}\": wanted ")), "{error}");
     }
 
     let mut words = header.strings(&bytes, "words").unwrap().unwrap();
@@ -148,47 +100,22 @@ fn every_type_is_read_back() {
         assert_eq!(words.next().unwrap().unwrap(), want.as_bytes());
     }
     assert!(words.next().is_none());
-    let ids: Vec<i64> = header
-        .ints(&bytes, "ids")
-        .unwrap()
-        .unwrap()
-        .map(Result::unwrap)
-        .collect();
+    let ids: Vec<i64> = header.ints(&bytes, "ids").unwrap().unwrap().map(Result::unwrap).collect();
     assert_eq!(ids, [-1, 2, 3]);
-    let scores: Vec<f64> = header
-        .floats(&bytes, "scores")
-        .unwrap()
-        .unwrap()
-        .map(Result::unwrap)
-        .collect();
+    let scores: Vec<f64> = header.floats(&bytes, "scores").unwrap().unwrap().map(Result::unwrap).collect();
     assert_eq!(scores, [0.5, -2.0]);
-    assert!(
-        header
-            .strings(&bytes, "none")
-            .unwrap()
-            .unwrap()
-            .next()
-            .is_none()
-    );
+    assert!(header.strings(&bytes, "none").unwrap().unwrap().next().is_none());
     assert!(header.strings(&bytes, "absent").unwrap().is_none());
-    assert_eq!(
-        meta.array("none").unwrap().unwrap().element,
-        ValueType::String
-    );
+    assert_eq!(meta.array("none").unwrap().unwrap().element, ValueType::String);
 }
 
 #[test]
 fn no_flip_and_no_cut_panics() {
     let whole = specimen();
-    let header_len = Header::parse(&whole, &Limits::default())
-        .unwrap()
-        .data_start() as usize;
+    let header_len = Header::parse(&whole, &Limits::default()).unwrap().data_start() as usize;
     for at in 0..header_len {
         let mut bytes = whole.clone();
-        for value in (0..8)
-            .map(|bit| whole[at] ^ (1 << bit))
-            .chain([0, 0x7f, 0x80, 0xff])
-        {
+        for value in (0..8).map(|bit| whole[at] ^ (1 << bit)).chain([0, 0x7f, 0x80, 0xff]) {
             bytes[at] = value;
             exercise(&bytes, &whole);
             exercise(&whole, &bytes);
@@ -202,10 +129,7 @@ fn no_flip_and_no_cut_panics() {
 
 #[test]
 fn strings_longer_than_the_buffer() {
-    let long: Vec<String> = [70_000, 3, 200_000, 0, 65_536, 65_528]
-        .iter()
-        .map(|&n| "x".repeat(n))
-        .collect();
+    let long: Vec<String> = [70_000, 3, 200_000, 0, 65_536, 65_528].iter().map(|&n| "x".repeat(n)).collect();
     let mut writer = Writer::new();
     writer.array("long", &long).key("one", long[2].as_str());
     let bytes = writer.begin(Vec::new()).unwrap().finish().unwrap();
@@ -218,10 +142,7 @@ fn strings_longer_than_the_buffer() {
     // Strings over the limit are refused while the array is walked, not when somebody reads it.
     let mut limits = Limits::default();
     limits.metadata_bytes = 100_000;
-    assert_eq!(
-        Header::parse(&bytes, &limits).unwrap_err().kind(),
-        ErrorKind::Limit
-    );
+    assert_eq!(Header::parse(&bytes, &limits).unwrap_err().kind(), ErrorKind::Limit);
 }
 
 #[test]
@@ -257,9 +178,7 @@ fn the_writer_refuses_what_the_reader_would() {
     }
 
     let mut writer = Writer::new();
-    writer
-        .tensor("a", TensorType::F32, &[2])
-        .tensor("b", TensorType::F32, &[1]);
+    writer.tensor("a", TensorType::F32, &[2]).tensor("b", TensorType::F32, &[1]);
     let mut data = writer.begin(Vec::new()).unwrap();
     assert!(data.tensor("b", &[0; 4]).is_err(), "out of order");
     assert!(data.tensor("a", &[0; 4]).is_err(), "too short");
@@ -268,10 +187,7 @@ fn the_writer_refuses_what_the_reader_would() {
     assert_eq!(data.expected(), Some(("a", 5)));
     data.write(&[0; 5]).unwrap();
     let error = data.finish().unwrap_err().to_string();
-    assert!(
-        error.contains("wanted 4 bytes of tensor \"b\", got the end"),
-        "{error}"
-    );
+    assert!(error.contains("wanted 4 bytes of tensor \"b\", got the end"), "{error}");
 }
 
 fn tensor_type() -> impl Strategy<Value = TensorType> {

@@ -16,21 +16,11 @@ struct Shard {
 }
 
 fn set() -> Vec<Shard> {
-    let names = [
-        "m-00001-of-00003.gguf",
-        "m-00002-of-00003.gguf",
-        "m-00003-of-00003.gguf",
-    ];
+    let names = ["m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"];
     let tensors = [vec!["a", "b"], vec!["c"], vec!["d", "e"]];
     let shards = names.into_iter().zip(tensors).zip(0..);
     shards
-        .map(|((name, tensors), no)| Shard {
-            name,
-            no: Some(no),
-            count: 3,
-            total: Some(5),
-            tensors,
-        })
+        .map(|((name, tensors), no)| Shard { name, no: Some(no), count: 3, total: Some(5), tensors })
         .collect()
 }
 
@@ -38,9 +28,7 @@ fn write(folder: &Path, shards: &[Shard]) {
     for shard in shards {
         let mut writer = Writer::new();
         if shard.no == Some(0) {
-            writer
-                .key("general.architecture", "llama")
-                .array("x.words", &["one", "two"]);
+            writer.key("general.architecture", "llama").array("x.words", &["one", "two"]);
         } else {
             writer.alignment(64); // each file has its own
         }
@@ -90,18 +78,8 @@ fn a_whole_set_is_one_model() {
     let model = Gguf::open(&folder.path().join(FIRST)).unwrap();
     let paths: Vec<PathBuf> = set().iter().map(|s| folder.path().join(s.name)).collect();
     assert_eq!(model.paths(), paths);
-    assert_eq!(
-        model.file_bytes(),
-        paths
-            .iter()
-            .map(|p| p.metadata().unwrap().len())
-            .sum::<u64>()
-    );
-    let names: Vec<_> = model
-        .tensors()
-        .iter()
-        .map(|t| (t.name.as_str(), t.file))
-        .collect();
+    assert_eq!(model.file_bytes(), paths.iter().map(|p| p.metadata().unwrap().len()).sum::<u64>());
+    let names: Vec<_> = model.tensors().iter().map(|t| (t.name.as_str(), t.file)).collect();
     assert_eq!(names, [("a", 0), ("b", 0), ("c", 1), ("d", 2), ("e", 2)]);
     for tensor in model.tensors() {
         let bytes = fs::read(&model.paths()[tensor.file]).unwrap();
@@ -110,20 +88,8 @@ fn a_whole_set_is_one_model() {
         assert_eq!(model.tensor(&tensor.name), Some(tensor));
     }
     assert_eq!(model.tensor("f"), None);
-    assert_eq!(
-        model.str("general.architecture").unwrap().as_deref(),
-        Some("llama")
-    );
-    assert_eq!(
-        model
-            .strings("x.words")
-            .unwrap()
-            .unwrap()
-            .next()
-            .unwrap()
-            .unwrap(),
-        b"one"
-    );
+    assert_eq!(model.str("general.architecture").unwrap().as_deref(), Some("llama"));
+    assert_eq!(model.strings("x.words").unwrap().unwrap().next().unwrap().unwrap(), b"one");
 }
 
 #[test]
@@ -151,33 +117,13 @@ fn another_shard_than_the_first() {
 
 #[test]
 fn a_shard_that_is_missing_or_renamed() {
-    refused(
-        &set()[..2],
-        FIRST,
-        Missing,
-        &["shard 3 of 3", "m-00003-of-00003.gguf", "missing"],
-    );
-    refused(
-        &set()[..1],
-        FIRST,
-        Missing,
-        &["shard 2 of 3", "m-00002-of-00003.gguf"],
-    );
-    for name in [
-        "model.gguf",
-        "m-00002-of-00003.gguf",
-        "m-00001-of-00004.gguf",
-        "m-00001-of-00003.bin",
-    ] {
+    refused(&set()[..2], FIRST, Missing, &["shard 3 of 3", "m-00003-of-00003.gguf", "missing"]);
+    refused(&set()[..1], FIRST, Missing, &["shard 2 of 3", "m-00002-of-00003.gguf"]);
+    for name in ["model.gguf", "m-00002-of-00003.gguf", "m-00001-of-00004.gguf", "m-00001-of-00003.bin"] {
         let mut shards = set();
         shards[1].name = "elsewhere.gguf";
         shards[0].name = name;
-        refused(
-            &shards,
-            name,
-            Malformed,
-            &["renamed", "-00001-of-00003.gguf", name],
-        );
+        refused(&shards, name, Malformed, &["renamed", "-00001-of-00003.gguf", name]);
     }
 }
 
@@ -185,28 +131,13 @@ fn a_shard_that_is_missing_or_renamed() {
 fn shards_that_disagree() {
     let mut shards = set();
     shards[1].count = 2;
-    refused(
-        &shards,
-        FIRST,
-        Malformed,
-        &["m-00002-of-00003.gguf: split.count", "wanted 3", "found 2"],
-    );
+    refused(&shards, FIRST, Malformed, &["m-00002-of-00003.gguf: split.count", "wanted 3", "found 2"]);
     let mut shards = set();
     shards[2].no = Some(1);
-    refused(
-        &shards,
-        FIRST,
-        Malformed,
-        &["m-00003-of-00003.gguf: split.no", "wanted 2", "found 1"],
-    );
+    refused(&shards, FIRST, Malformed, &["m-00003-of-00003.gguf: split.no", "wanted 2", "found 1"]);
     let mut shards = set();
     shards[2].no = None;
-    refused(
-        &shards,
-        FIRST,
-        Malformed,
-        &["split.no", "wanted 2", "found nothing"],
-    );
+    refused(&shards, FIRST, Malformed, &["split.no", "wanted 2", "found nothing"]);
     let mut shards = set();
     shards[0].no = None;
     refused(&shards, FIRST, Malformed, &["split.no"]);
@@ -215,12 +146,7 @@ fn shards_that_disagree() {
     refused(&shards, FIRST, Malformed, &["split.no is 3", "3"]);
     let mut shards = set();
     shards[0].total = Some(99);
-    refused(
-        &shards,
-        FIRST,
-        Malformed,
-        &["split.tensors.count is 99", "5 tensors"],
-    );
+    refused(&shards, FIRST, Malformed, &["split.tensors.count is 99", "5 tensors"]);
     let mut shards = set();
     shards[0].total = Some(-1);
     refused(&shards, FIRST, WrongType, &["split.tensors.count", "-1"]);
@@ -233,12 +159,7 @@ fn shards_that_disagree() {
 fn a_tensor_in_two_shards() {
     let mut shards = set();
     shards[2].tensors[0] = "b";
-    refused(
-        &shards,
-        FIRST,
-        Malformed,
-        &["duplicate tensor \"b\"", "m-00003-of-00003.gguf", FIRST],
-    );
+    refused(&shards, FIRST, Malformed, &["duplicate tensor \"b\"", "m-00003-of-00003.gguf", FIRST]);
 }
 
 #[test]
@@ -249,22 +170,13 @@ fn damage_in_a_later_shard_names_that_shard() {
     let bytes = fs::read(&second).unwrap();
     fs::write(&second, &bytes[..bytes.len() - 60]).unwrap();
     let error = Gguf::open(&folder.path().join(FIRST)).unwrap_err();
-    assert_eq!(
-        (error.kind(), error.path()),
-        (ErrorKind::Truncated, Some(second.as_path()))
-    );
+    assert_eq!((error.kind(), error.path()), (ErrorKind::Truncated, Some(second.as_path())));
 }
 
 #[test]
 fn one_file_of_a_merged_set_is_a_plain_model() {
     for count in [0, 1] {
-        let shard = Shard {
-            name: "merged.gguf",
-            no: Some(0),
-            count,
-            total: Some(5),
-            tensors: vec!["a"],
-        };
+        let shard = Shard { name: "merged.gguf", no: Some(0), count, total: Some(5), tensors: vec!["a"] };
         assert_eq!(open(&[shard], "merged.gguf").unwrap().tensors().len(), 1);
     }
     // The total is optional, and limits are per file.

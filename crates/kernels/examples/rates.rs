@@ -22,10 +22,7 @@ const SLICE: Duration = Duration::from_millis(1);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let chosen: Vec<String> = std::env::args().skip(1).collect();
-    println!(
-        "{:8} {:7} {:>10} {:>10} {:>10}",
-        "format", "level", "L2 GB/s", "RAM GB/s", "GOP/s, 32"
-    );
+    println!("{:8} {:7} {:>10} {:>10} {:>10}", "format", "level", "L2 GB/s", "RAM GB/s", "GOP/s, 32");
     for format in Format::ALL {
         if !chosen.is_empty() && !chosen.iter().any(|name| name == format.name()) {
             continue;
@@ -33,28 +30,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let row_bytes = format.row_bytes(COLS)?;
         let large = weights(format, IN_MEMORY / row_bytes * row_bytes);
         let small = &large[..IN_CACHE / row_bytes * row_bytes];
-        let (small, large) = (
-            QuantRows::new(format, COLS, small)?,
-            QuantRows::new(format, COLS, &large)?,
-        );
+        let (small, large) = (QuantRows::new(format, COLS, small)?, QuantRows::new(format, COLS, &large)?);
         for isa in Isa::available() {
             let (one, many) = (activations(1, isa, format), activations(32, isa, format));
             for x in [&one, &many] {
                 check(isa, small, x)?;
             }
             let cached = bytes_per_s(isa, small, &one);
-            let memory = if isa == Isa::scalar() {
-                f64::NAN
-            } else {
-                bytes_per_s(isa, large, &one)
-            };
+            let memory = if isa == Isa::scalar() { f64::NAN } else { bytes_per_s(isa, large, &one) };
             let weights_per_s = bytes_per_s(isa, small, &many) / row_bytes as f64 * COLS as f64;
             let gops = weights_per_s * 32.0 * 2.0 / 1e9;
-            println!(
-                "{format:8} {isa:7} {:10.2} {:10.2} {gops:10.1}",
-                cached / 1e9,
-                memory / 1e9
-            );
+            println!("{format:8} {isa:7} {:10.2} {:10.2} {gops:10.1}", cached / 1e9, memory / 1e9);
         }
     }
     Ok(())
@@ -83,9 +69,7 @@ fn weights(format: Format, len: usize) -> Vec<u8> {
 }
 
 fn activations(tokens: usize, isa: Isa, format: Format) -> Acts {
-    let x: Vec<f32> = (0..tokens * COLS)
-        .map(|i| ((i * 7919) % 2003) as f32 / 1000.0 - 1.0)
-        .collect();
+    let x: Vec<f32> = (0..tokens * COLS).map(|i| ((i * 7919) % 2003) as f32 / 1000.0 - 1.0).collect();
     let mut acts = Acts::new();
     acts.fill(&x, COLS);
     acts.prepare(isa, format);
@@ -94,21 +78,11 @@ fn activations(tokens: usize, isa: Isa, format: Format) -> Acts {
 
 /// A rate counts only with the right result.
 fn check(isa: Isa, w: QuantRows<'_>, x: &Acts) -> Result<(), String> {
-    let mut results = [
-        vec![0.0; w.rows() * x.tokens()],
-        vec![0.0; w.rows() * x.tokens()],
-    ];
+    let mut results = [vec![0.0; w.rows() * x.tokens()], vec![0.0; w.rows() * x.tokens()]];
     matmul(isa, w, x, &mut results[0]);
     matmul(Isa::scalar(), w, x, &mut results[1]);
-    let same = results[0]
-        .iter()
-        .zip(&results[1])
-        .all(|(a, b)| a.to_bits() == b.to_bits());
-    if same {
-        Ok(())
-    } else {
-        Err(format!("{} on {isa}: not the scalar result", w.format()))
-    }
+    let same = results[0].iter().zip(&results[1]).all(|(a, b)| a.to_bits() == b.to_bits());
+    if same { Ok(()) } else { Err(format!("{} on {isa}: not the scalar result", w.format())) }
 }
 
 /// The best rate at which pieces of the rows, each as large as fits in a cache, go through the kernel in turn.
@@ -121,11 +95,7 @@ fn bytes_per_s(isa: Isa, w: QuantRows<'_>, x: &Acts) -> f64 {
         while start.elapsed() < SLICE {
             matmul(isa, w.slice(at..at + piece), x, &mut y);
             bytes += piece * w.row_bytes();
-            at = if at + 2 * piece <= w.rows() {
-                at + piece
-            } else {
-                0
-            };
+            at = if at + 2 * piece <= w.rows() { at + piece } else { 0 };
         }
         best = best.min(start.elapsed().as_secs_f64() / bytes as f64);
     }

@@ -65,11 +65,7 @@ impl Acts {
     /// # Panics
     /// When `cols` is 0 or `x` is not a whole number of tokens.
     pub fn fill(&mut self, x: &[f32], cols: usize) {
-        assert!(
-            cols > 0 && x.len().is_multiple_of(cols),
-            "{} activations in rows of {cols}",
-            x.len()
-        );
+        assert!(cols > 0 && x.len().is_multiple_of(cols), "{} activations in rows of {cols}", x.len());
         (self.tokens, self.cols) = (x.len() / cols, cols);
         self.values.clear();
         self.values.reserve_exact(x.len());
@@ -83,32 +79,18 @@ impl Acts {
     /// When the columns are not a whole number of the format's blocks; such rows cannot exist.
     pub fn prepare(&mut self, isa: Isa, format: Format) {
         let (tokens, cols) = (self.tokens, self.cols);
-        assert!(
-            cols.is_multiple_of(format.block_len()),
-            "{format} has no rows of {cols} columns"
-        );
+        assert!(cols.is_multiple_of(format.block_len()), "{format} has no rows of {cols} columns");
         match wanted(format) {
             Wanted::Per32 if !self.per_32.ready => {
                 let groups = tokens * (cols / 32) + SPARE;
                 self.per_32.resize(tokens * cols, groups, groups);
-                isa.run(Build32 {
-                    x: &self.values,
-                    form: &mut self.per_32,
-                    tokens,
-                    cols,
-                });
+                isa.run(Build32 { x: &self.values, form: &mut self.per_32, tokens, cols });
                 self.per_32.ready = true;
             }
             Wanted::Per256 if !self.per_256.ready => {
                 let groups = tokens * (cols / 256);
-                self.per_256
-                    .resize(tokens * cols, groups + SPARE, groups * 16);
-                isa.run(Build256 {
-                    x: &self.values,
-                    form: &mut self.per_256,
-                    tokens,
-                    cols,
-                });
+                self.per_256.resize(tokens * cols, groups + SPARE, groups * 16);
+                isa.run(Build256 { x: &self.values, form: &mut self.per_256, tokens, cols });
                 self.per_256.ready = true;
             }
             _ => {}
@@ -173,10 +155,7 @@ impl Form<i32> {
     /// Eight scales and the sums that go with them.
     #[inline(always)]
     pub(crate) fn tile(&self, at: usize) -> (&[f32; 8], &[i32; 8]) {
-        (
-            self.scales_tile(at),
-            &self.sums[at..at + 8].as_chunks().0[0],
-        )
+        (self.scales_tile(at), &self.sums[at..at + 8].as_chunks().0[0])
     }
 }
 
@@ -193,9 +172,7 @@ const ROUND: f32 = 12_582_912.0;
 #[inline(always)]
 fn scale_and_factor(x: &[f32]) -> (f32, f32) {
     // Magnitudes compare as integers, and so do infinities and NaNs above them, whatever the order.
-    let amax = x
-        .iter()
-        .fold(0, |amax: u32, x| amax.max(x.to_bits() & 0x7fff_ffff));
+    let amax = x.iter().fold(0, |amax: u32, x| amax.max(x.to_bits() & 0x7fff_ffff));
     let amax = f32::from_bits(amax);
     let factor = 127.0 / amax;
     if !amax.is_finite() {
@@ -268,13 +245,7 @@ impl Portable for Build256<'_> {
         for (at, ((x, q), sums)) in x.iter().zip(q).zip(sums).enumerate() {
             let (token, group) = (at / groups, at % groups);
             let (scale, factor) = scale_and_factor(x);
-            for ((x, q), sum) in x
-                .as_chunks::<16>()
-                .0
-                .iter()
-                .zip(q.as_chunks_mut::<16>().0)
-                .zip(sums)
-            {
+            for ((x, q), sum) in x.as_chunks::<16>().0.iter().zip(q.as_chunks_mut::<16>().0).zip(sums) {
                 *sum = quantise_16(x, factor, q) as i16; // at most 16·127
             }
             self.form.scales[group * self.tokens + token] = scale;
@@ -316,12 +287,7 @@ mod tests {
 
     #[test]
     fn odd_groups() {
-        for (value, scale) in [
-            (0.0, 0.0),
-            (1e-38, 0.0),
-            (f32::INFINITY, f32::NAN),
-            (f32::NAN, f32::NAN),
-        ] {
+        for (value, scale) in [(0.0, 0.0), (1e-38, 0.0), (f32::INFINITY, f32::NAN), (f32::NAN, f32::NAN)] {
             for format in [Format::Q4_0, Format::Q4_K] {
                 let mut x = [0.0; 256];
                 x[3] = value;
@@ -330,10 +296,7 @@ mod tests {
                     Wanted::Per32 => (acts.per_32().scales[0], &acts.per_32().q),
                     _ => (acts.per_256().scales[0], &acts.per_256().q),
                 };
-                assert!(
-                    got == scale || (got.is_nan() && scale.is_nan()),
-                    "{value} gives {got}"
-                );
+                assert!(got == scale || (got.is_nan() && scale.is_nan()), "{value} gives {got}");
                 assert!(q.iter().all(|&q| q == 0));
             }
         }

@@ -14,12 +14,7 @@ use crate::numbers::{canonical, dot};
 /// When `rows` ends before the last row does.
 pub fn dots(isa: Isa, q: &[f32], rows: &[f32], stride: usize, scores: &mut [f32]) {
     check(rows, stride, q.len(), scores.len());
-    isa.run(Dots {
-        q,
-        rows,
-        stride,
-        scores,
-    });
+    isa.run(Dots { q, rows, stride, scores });
 }
 
 struct Dots<'a> {
@@ -46,12 +41,7 @@ impl Portable for Dots<'_> {
 /// When `rows` ends before the last row does.
 pub fn weighted_sum(isa: Isa, weights: &[f32], rows: &[f32], stride: usize, acc: &mut [f32]) {
     check(rows, stride, acc.len(), weights.len());
-    isa.run(WeightedSum {
-        weights,
-        rows,
-        stride,
-        acc,
-    });
+    isa.run(WeightedSum { weights, rows, stride, acc });
 }
 
 struct WeightedSum<'a> {
@@ -70,12 +60,7 @@ impl Portable for WeightedSum<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let Self {
-            weights,
-            rows,
-            stride,
-            acc,
-        } = self;
+        let Self { weights, rows, stride, acc } = self;
         let (groups, tail) = acc.as_chunks_mut::<COLUMNS>();
         let whole = groups.len() * COLUMNS;
         for (group, acc) in groups.iter_mut().enumerate() {
@@ -99,9 +84,7 @@ impl Portable for WeightedSum<'_> {
 
 /// Panics unless `count` rows of `len` values, `stride` apart, lie within `rows`.
 fn check(rows: &[f32], stride: usize, len: usize, count: usize) {
-    let end = count
-        .checked_sub(1)
-        .map_or(Some(0), |last| last.checked_mul(stride)?.checked_add(len));
+    let end = count.checked_sub(1).map_or(Some(0), |last| last.checked_mul(stride)?.checked_add(len));
     assert!(
         end.is_some_and(|end| end <= rows.len()),
         "{count} rows of {len} values, {stride} apart, in {} values",

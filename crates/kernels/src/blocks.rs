@@ -142,23 +142,14 @@ fn unpack_32(d: f32, dmin: f32, qs: &[u8; 16], qh: u32, offset: i8) -> Unpacked3
         q[i] = (qs[i] & 15 | ((qh >> i & 1) << 4) as u8) as i8 - offset;
         q[i + 16] = (qs[i] >> 4 | ((qh >> (i + 16) & 1) << 4) as u8) as i8 - offset;
     }
-    Unpacked {
-        d,
-        dmin,
-        q,
-        scale: [1; 2],
-        min: [1; 2],
-    }
+    Unpacked { d, dmin, q, scale: [1; 2], min: [1; 2] }
 }
 
 impl Block<32, 2> for BlockQ4_0 {
     const HAS_MIN: bool = false;
     #[inline(always)]
     fn read(bytes: &[u8]) -> Self {
-        Self {
-            d: take(bytes, 0),
-            qs: take(bytes, 2),
-        }
+        Self { d: take(bytes, 0), qs: take(bytes, 2) }
     }
     #[inline(always)]
     fn unpack(&self) -> Unpacked32 {
@@ -170,11 +161,7 @@ impl Block<32, 2> for BlockQ4_1 {
     const HAS_MIN: bool = true;
     #[inline(always)]
     fn read(bytes: &[u8]) -> Self {
-        Self {
-            d: take(bytes, 0),
-            m: take(bytes, 2),
-            qs: take(bytes, 4),
-        }
+        Self { d: take(bytes, 0), m: take(bytes, 2), qs: take(bytes, 4) }
     }
     #[inline(always)]
     fn unpack(&self) -> Unpacked32 {
@@ -186,21 +173,11 @@ impl Block<32, 2> for BlockQ5_0 {
     const HAS_MIN: bool = false;
     #[inline(always)]
     fn read(bytes: &[u8]) -> Self {
-        Self {
-            d: take(bytes, 0),
-            qh: take(bytes, 2),
-            qs: take(bytes, 6),
-        }
+        Self { d: take(bytes, 0), qh: take(bytes, 2), qs: take(bytes, 6) }
     }
     #[inline(always)]
     fn unpack(&self) -> Unpacked32 {
-        unpack_32(
-            f16_to_f32(self.d),
-            0.0,
-            &self.qs,
-            u32::from_le_bytes(self.qh),
-            16,
-        )
+        unpack_32(f16_to_f32(self.d), 0.0, &self.qs, u32::from_le_bytes(self.qh), 16)
     }
 }
 
@@ -208,22 +185,11 @@ impl Block<32, 2> for BlockQ5_1 {
     const HAS_MIN: bool = true;
     #[inline(always)]
     fn read(bytes: &[u8]) -> Self {
-        Self {
-            d: take(bytes, 0),
-            m: take(bytes, 2),
-            qh: take(bytes, 4),
-            qs: take(bytes, 8),
-        }
+        Self { d: take(bytes, 0), m: take(bytes, 2), qh: take(bytes, 4), qs: take(bytes, 8) }
     }
     #[inline(always)]
     fn unpack(&self) -> Unpacked32 {
-        unpack_32(
-            f16_to_f32(self.d),
-            -f16_to_f32(self.m),
-            &self.qs,
-            u32::from_le_bytes(self.qh),
-            0,
-        )
+        unpack_32(f16_to_f32(self.d), -f16_to_f32(self.m), &self.qs, u32::from_le_bytes(self.qh), 0)
     }
 }
 
@@ -231,20 +197,11 @@ impl Block<32, 2> for BlockQ8_0 {
     const HAS_MIN: bool = false;
     #[inline(always)]
     fn read(bytes: &[u8]) -> Self {
-        Self {
-            d: take(bytes, 0),
-            qs: take(bytes, 2),
-        }
+        Self { d: take(bytes, 0), qs: take(bytes, 2) }
     }
     #[inline(always)]
     fn unpack(&self) -> Unpacked32 {
-        Unpacked {
-            d: f16_to_f32(self.d),
-            dmin: 0.0,
-            q: self.qs.map(|q| q as i8),
-            scale: [1; 2],
-            min: [1; 2],
-        }
+        Unpacked { d: f16_to_f32(self.d), dmin: 0.0, q: self.qs.map(|q| q as i8), scale: [1; 2], min: [1; 2] }
     }
 }
 
@@ -258,11 +215,7 @@ fn scales_and_mins(packed: &[u8; 12]) -> ([i8; 16], [i8; 16]) {
     for j in 0..4 {
         let pairs = [
             (j, packed[j] & 63, packed[j + 4] & 63),
-            (
-                j + 4,
-                packed[j + 8] & 15 | packed[j] >> 6 << 4,
-                packed[j + 8] >> 4 | packed[j + 4] >> 6 << 4,
-            ),
+            (j + 4, packed[j + 8] & 15 | packed[j] >> 6 << 4, packed[j + 8] >> 4 | packed[j + 4] >> 6 << 4),
         ];
         for (group, s, m) in pairs {
             scale[2 * group..2 * group + 2].fill(s as i8);
@@ -274,13 +227,7 @@ fn scales_and_mins(packed: &[u8; 12]) -> ([i8; 16], [i8; 16]) {
 
 /// 256 weights of Q4_K, or of Q5_K with its fifth bits.
 #[inline(always)]
-fn unpack_k(
-    d: [u8; 2],
-    dmin: [u8; 2],
-    scales: &[u8; 12],
-    qs: &[u8; 128],
-    qh: &[u8; 32],
-) -> Unpacked256 {
+fn unpack_k(d: [u8; 2], dmin: [u8; 2], scales: &[u8; 12], qs: &[u8; 128], qh: &[u8; 32]) -> Unpacked256 {
     let mut q = [0; 256];
     for pair in 0..4 {
         for l in 0..32 {
@@ -290,25 +237,14 @@ fn unpack_k(
         }
     }
     let (scale, min) = scales_and_mins(scales);
-    Unpacked {
-        d: f16_to_f32(d),
-        dmin: f16_to_f32(dmin),
-        q,
-        scale,
-        min,
-    }
+    Unpacked { d: f16_to_f32(d), dmin: f16_to_f32(dmin), q, scale, min }
 }
 
 impl Block<256, 16> for BlockQ4K {
     const HAS_MIN: bool = true;
     #[inline(always)]
     fn read(bytes: &[u8]) -> Self {
-        Self {
-            d: take(bytes, 0),
-            dmin: take(bytes, 2),
-            scales: take(bytes, 4),
-            qs: take(bytes, 16),
-        }
+        Self { d: take(bytes, 0), dmin: take(bytes, 2), scales: take(bytes, 4), qs: take(bytes, 16) }
     }
     #[inline(always)]
     fn unpack(&self) -> Unpacked256 {
@@ -338,12 +274,7 @@ impl Block<256, 16> for BlockQ6K {
     const HAS_MIN: bool = false;
     #[inline(always)]
     fn read(bytes: &[u8]) -> Self {
-        Self {
-            ql: take(bytes, 0),
-            qh: take(bytes, 128),
-            scales: take(bytes, 192),
-            d: take(bytes, 208),
-        }
+        Self { ql: take(bytes, 0), qh: take(bytes, 128), scales: take(bytes, 192), d: take(bytes, 208) }
     }
     #[inline(always)]
     fn unpack(&self) -> Unpacked256 {
@@ -359,12 +290,6 @@ impl Block<256, 16> for BlockQ6K {
                 q[at + 96] = (second >> 4 | (high >> 6) << 4) as i8 - 32;
             }
         }
-        Unpacked {
-            d: f16_to_f32(self.d),
-            dmin: 0.0,
-            q,
-            scale: self.scales.map(|s| s as i8),
-            min: [0; 16],
-        }
+        Unpacked { d: f16_to_f32(self.d), dmin: 0.0, q, scale: self.scales.map(|s| s as i8), min: [0; 16] }
     }
 }

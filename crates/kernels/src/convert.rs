@@ -18,13 +18,7 @@ use crate::rows::QuantRows;
 /// # Panics
 /// When `out` is not of length rows × cols.
 pub fn dequantise(isa: Isa, w: QuantRows<'_>, out: &mut [f32]) {
-    assert_eq!(
-        out.len(),
-        w.rows() * w.cols(),
-        "values of {} rows × {} columns",
-        w.rows(),
-        w.cols()
-    );
+    assert_eq!(out.len(), w.rows() * w.cols(), "values of {} rows × {} columns", w.rows(), w.cols());
     // The one decoding that hardware has an instruction for, which portable code cannot name.
     #[cfg(target_arch = "x86_64")]
     if let (Format::F16, crate::isa::Level::Avx2(proof)) = (w.format(), isa.level()) {
@@ -76,16 +70,9 @@ impl Portable for Dequantise<'_> {
 /// rounds.
 #[inline(always)]
 fn blocks<B: Block<N, S>, const N: usize, const S: usize>(bytes: &[u8], out: &mut [f32]) {
-    for (block, out) in bytes
-        .chunks_exact(size_of::<B>())
-        .zip(out.as_chunks_mut::<N>().0)
-    {
+    for (block, out) in bytes.chunks_exact(size_of::<B>()).zip(out.as_chunks_mut::<N>().0) {
         let w = B::read(block).unpack();
-        let groups = out
-            .as_chunks_mut::<SUB>()
-            .0
-            .iter_mut()
-            .zip(w.q.as_chunks::<SUB>().0);
+        let groups = out.as_chunks_mut::<SUB>().0.iter_mut().zip(w.q.as_chunks::<SUB>().0);
         for (group, (out, q)) in groups.enumerate() {
             let scale = w.d * f32::from(w.scale[group]);
             let min = w.dmin * f32::from(w.min[group]);
@@ -107,11 +94,7 @@ fn blocks<B: Block<N, S>, const N: usize, const S: usize>(bytes: &[u8], out: &mu
 /// With any other format, when `x` is not a whole number of blocks, or `out` is not as long as its row in bytes.
 pub fn quantise(format: Format, x: &[f32], out: &mut [u8]) {
     let whole = x.len() / format.block_len() * format.block_bytes();
-    assert!(
-        x.len().is_multiple_of(format.block_len()),
-        "{} values as {format}",
-        x.len()
-    );
+    assert!(x.len().is_multiple_of(format.block_len()), "{} values as {format}", x.len());
     assert_eq!(out.len(), whole, "bytes for {} values as {format}", x.len());
     match format {
         Format::F32 => {
@@ -125,12 +108,7 @@ pub fn quantise(format: Format, x: &[f32], out: &mut [u8]) {
             }
         }
         Format::Q8_0 => {
-            for (x, out) in x
-                .as_chunks::<32>()
-                .0
-                .iter()
-                .zip(out.as_chunks_mut::<34>().0)
-            {
+            for (x, out) in x.as_chunks::<32>().0.iter().zip(out.as_chunks_mut::<34>().0) {
                 *out = quantise_q8_0(x);
             }
         }
@@ -139,15 +117,9 @@ pub fn quantise(format: Format, x: &[f32], out: &mut [u8]) {
 }
 
 fn quantise_q8_0(x: &[f32; 32]) -> [u8; 34] {
-    let amax = x
-        .iter()
-        .fold(0, |amax: u32, x| amax.max(x.to_bits() & 0x7fff_ffff));
+    let amax = x.iter().fold(0, |amax: u32, x| amax.max(x.to_bits() & 0x7fff_ffff));
     let amax = f32::from_bits(amax);
-    let d = f16::from_f32(if amax.is_finite() {
-        amax / 127.0
-    } else {
-        f32::NAN
-    });
+    let d = f16::from_f32(if amax.is_finite() { amax / 127.0 } else { f32::NAN });
     let mut block = [0; 34];
     block[..2].copy_from_slice(&d.to_le_bytes());
     let d = d.to_f32();
@@ -168,12 +140,7 @@ mod tests {
         let mut out = [0; 8];
         quantise(
             Format::F16,
-            &[
-                1.0 + 2f32.powi(-11),
-                1.0 + 3.0 * 2f32.powi(-11),
-                1e9,
-                2f32.powi(-25),
-            ],
+            &[1.0 + 2f32.powi(-11), 1.0 + 3.0 * 2f32.powi(-11), 1e9, 2f32.powi(-25)],
             &mut out,
         );
         assert_eq!(out, [0x00, 0x3c, 0x02, 0x3c, 0x00, 0x7c, 0, 0]);
@@ -188,18 +155,11 @@ mod tests {
         let mut out = [0; 34];
         quantise(Format::Q8_0, &x, &mut out);
         let mut back = [0.0; 32];
-        dequantise(
-            Isa::scalar(),
-            QuantRows::new(Format::Q8_0, 32, &out).unwrap(),
-            &mut back,
-        );
+        dequantise(Isa::scalar(), QuantRows::new(Format::Q8_0, 32, &out).unwrap(), &mut back);
         let d = f16_to_f32([out[0], out[1]]);
         for (x, back) in x.iter().zip(back) {
             // A d rounded down by a half's last bit may cut the largest value by 127 of its roundings.
-            assert!(
-                (x - back).abs() <= d * (0.5 + 127.0 / 2048.0),
-                "{x} came back as {back}"
-            );
+            assert!((x - back).abs() <= d * (0.5 + 127.0 / 2048.0), "{x} came back as {back}");
         }
     }
 

@@ -2,9 +2,7 @@
 
 use core::fmt;
 
-use crate::blocks::{
-    BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
-};
+use crate::blocks::{BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0};
 
 /// How the weights of a row are stored. The names are those of the GGUF tensor types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -149,12 +147,7 @@ impl fmt::Display for ShapeError {
                  the tensor's shape and type do not go together",
                 format.block_len()
             ),
-            Self::Bytes {
-                format,
-                cols,
-                row_bytes,
-                bytes,
-            } => write!(
+            Self::Bytes { format, cols, row_bytes, bytes } => write!(
                 f,
                 "rows of {cols} columns of {format} take {row_bytes} bytes each, found {bytes} bytes, \
                  which is not a whole number of rows"
@@ -189,21 +182,12 @@ mod tests {
     #[test]
     fn rows_that_do_not_fit_are_refused() {
         assert_eq!(Format::Q4_K.row_bytes(512), Ok(288));
-        for (format, cols) in [
-            (Format::Q4_K, 576),
-            (Format::Q8_0, 33),
-            (Format::F32, 0),
-            (Format::F32, usize::MAX),
-        ] {
-            assert_eq!(
-                format.row_bytes(cols),
-                Err(ShapeError::Cols { format, cols })
-            );
+        for (format, cols) in
+            [(Format::Q4_K, 576), (Format::Q8_0, 33), (Format::F32, 0), (Format::F32, usize::MAX)]
+        {
+            assert_eq!(format.row_bytes(cols), Err(ShapeError::Cols { format, cols }));
         }
         let text = Format::Q4_K.row_bytes(576).unwrap_err().to_string();
-        assert!(
-            text.contains("Q4_K") && text.contains("256") && text.contains("576"),
-            "{text}"
-        );
+        assert!(text.contains("Q4_K") && text.contains("256") && text.contains("576"), "{text}");
     }
 }

@@ -55,9 +55,7 @@ impl Isa {
 
     /// The level that every CPU has.
     pub const fn scalar() -> Self {
-        Self {
-            level: Level::Scalar,
-        }
+        Self { level: Level::Scalar }
     }
 
     /// The name of the level, as `SLUICE_ISA` takes it.
@@ -100,11 +98,7 @@ impl Isa {
 /// The levels beyond scalar that this CPU has, the slowest first.
 #[cfg(target_arch = "x86_64")]
 fn wide() -> impl Iterator<Item = Isa> {
-    Avx2::detect()
-        .map(|proof| Isa {
-            level: Level::Avx2(proof),
-        })
-        .into_iter()
+    Avx2::detect().map(|proof| Isa { level: Level::Avx2(proof) }).into_iter()
 }
 
 /// No other levels for other CPUs yet.
@@ -154,9 +148,6 @@ mod tests {
     #[test]
     fn an_unknown_level_is_named_with_what_there_is() {
         let text = Isa::named("AVX9").unwrap_err().to_string();
-        assert!(
-            text.contains("SLUICE_ISA=AVX9") && text.contains("scalar"),
-            "{text}"
-        );
+        assert!(text.contains("SLUICE_ISA=AVX9") && text.contains("scalar"), "{text}");
     }
 }

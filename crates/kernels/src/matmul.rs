@@ -19,26 +19,12 @@ use crate::scalar;
 /// When `x` has other columns than `w`, has not been prepared for the format (see [`Acts::prepare`]), or `y` is not of
 /// length rows × tokens.
 pub fn matmul(isa: Isa, w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
-    assert_eq!(
-        y.len(),
-        w.rows() * x.tokens(),
-        "results for {} rows × {} tokens",
-        w.rows(),
-        x.tokens()
-    );
+    assert_eq!(y.len(), w.rows() * x.tokens(), "results for {} rows × {} tokens", w.rows(), x.tokens());
     if y.is_empty() {
         return;
     }
-    assert_eq!(
-        x.cols(),
-        w.cols(),
-        "columns of the activations and of the weights"
-    );
-    assert!(
-        x.is_prepared(w.format()),
-        "Acts::prepare has not been called for {}",
-        w.format()
-    );
+    assert_eq!(x.cols(), w.cols(), "columns of the activations and of the weights");
+    assert!(x.is_prepared(w.format()), "Acts::prepare has not been called for {}", w.format());
     match isa.level() {
         Level::Scalar => scalar::matmul(w, x, y),
         #[cfg(target_arch = "x86_64")]
@@ -56,12 +42,7 @@ mod tests {
     fn unprepared_activations_are_a_bug() {
         let mut x = Acts::new();
         x.fill(&[0.0; 32], 32);
-        matmul(
-            Isa::scalar(),
-            QuantRows::new(Format::Q8_0, 32, &[0; 34]).unwrap(),
-            &x,
-            &mut [0.0],
-        );
+        matmul(Isa::scalar(), QuantRows::new(Format::Q8_0, 32, &[0; 34]).unwrap(), &x, &mut [0.0]);
     }
 
     #[test]
@@ -69,12 +50,7 @@ mod tests {
     fn other_columns_are_a_bug() {
         let mut x = Acts::new();
         x.fill(&[0.0; 3], 3);
-        matmul(
-            Isa::scalar(),
-            QuantRows::new(Format::F32, 2, &[0; 8]).unwrap(),
-            &x,
-            &mut [0.0],
-        );
+        matmul(Isa::scalar(), QuantRows::new(Format::F32, 2, &[0; 8]).unwrap(), &x, &mut [0.0]);
     }
 
     #[test]
@@ -82,12 +58,7 @@ mod tests {
         let mut x = Acts::new();
         x.fill(&[], 32);
         for isa in Isa::available() {
-            matmul(
-                isa,
-                QuantRows::new(Format::Q8_0, 32, &[0; 34]).unwrap(),
-                &x,
-                &mut [],
-            );
+            matmul(isa, QuantRows::new(Format::Q8_0, 32, &[0; 34]).unwrap(), &x, &mut []);
         }
     }
 }

@@ -35,11 +35,7 @@ pub(crate) const fn bf16_to_f32(bits: [u8; 2]) -> f32 {
 #[inline(always)]
 pub(crate) const fn canonical(value: f32) -> f32 {
     let bits = value.to_bits();
-    f32::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 {
-        0x7fc0_0000
-    } else {
-        bits
-    })
+    f32::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { 0x7fc0_0000 } else { bits })
 }
 
 /// The total of the partial sums: upper half onto lower half, 8, 4, 2, 1.
@@ -107,14 +103,7 @@ mod tests {
         for bits in [0x7fc0_0000, 0xffc0_0000, 0x7f80_0001, 0xffff_ffff] {
             assert_eq!(canonical(f32::from_bits(bits)).to_bits(), 0x7fc0_0000);
         }
-        for value in [
-            0.0,
-            -0.0,
-            f32::INFINITY,
-            f32::NEG_INFINITY,
-            f32::MIN_POSITIVE,
-            1.5,
-        ] {
+        for value in [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::MIN_POSITIVE, 1.5] {
             assert_eq!(canonical(value).to_bits(), value.to_bits());
         }
     }

@@ -26,10 +26,7 @@ fn scale_min(packed: &[u8], j: usize) -> (f64, f64) {
         (packed[j] & 63, packed[j + 4] & 63)
     } else {
         let low = packed[j + 4];
-        (
-            low & 15 | (packed[j - 4] >> 6) << 4,
-            low >> 4 | (packed[j] >> 6) << 4,
-        )
+        (low & 15 | (packed[j - 4] >> 6) << 4, low >> 4 | (packed[j] >> 6) << 4)
     };
     (f64::from(scale), f64::from(min))
 }
@@ -82,9 +79,7 @@ pub fn value(format: Format, block: &[u8], i: usize) -> f64 {
 /// The values of one row of whole blocks.
 pub fn dequantise(format: Format, row: &[u8]) -> Vec<f64> {
     let blocks = row.chunks_exact(format.block_bytes());
-    blocks
-        .flat_map(|block| (0..format.block_len()).map(move |i| value(format, block, i)))
-        .collect()
+    blocks.flat_map(|block| (0..format.block_len()).map(move |i| value(format, block, i))).collect()
 }
 
 /// Σ w·x of one row in f64, and Σ |w·x|, by which an error is to be judged.
@@ -94,10 +89,7 @@ pub fn dequantise(format: Format, row: &[u8]) -> Vec<f64> {
 pub fn dot(format: Format, row: &[u8], x: &[f32]) -> (f64, f64) {
     let w = dequantise(format, row);
     assert_eq!(w.len(), x.len(), "weights and activations of one row");
-    w.iter()
-        .zip(x)
-        .map(|(w, &x)| w * f64::from(x))
-        .fold((0.0, 0.0), |(sum, all), p| (sum + p, all + p.abs()))
+    w.iter().zip(x).map(|(w, &x)| w * f64::from(x)).fold((0.0, 0.0), |(sum, all), p| (sum + p, all + p.abs()))
 }
 
 #[cfg(test)]
@@ -112,14 +104,8 @@ mod tests {
     #[test]
     fn floats() {
         assert_eq!(dequantise(Format::F32, &[0, 0, 0x80, 0xbf]), [-1.0]);
-        assert_eq!(
-            dequantise(Format::F16, &[0, 0x3e, 1, 0, 0xff, 0xfb]),
-            [1.5, 2f64.powi(-24), -65504.0]
-        );
-        assert_eq!(
-            dequantise(Format::BF16, &[0x80, 0x3f, 0x49, 0xc0]),
-            [1.0, -3.140625]
-        );
+        assert_eq!(dequantise(Format::F16, &[0, 0x3e, 1, 0, 0xff, 0xfb]), [1.5, 2f64.powi(-24), -65504.0]);
+        assert_eq!(dequantise(Format::BF16, &[0x80, 0x3f, 0x49, 0xc0]), [1.0, -3.140625]);
     }
 
     #[test]
@@ -128,15 +114,9 @@ mod tests {
         qs[0] = 0xf0; // weight 0 is 0, weight 16 is 15
         qs[15] = 0x1a; // weight 15 is 10, weight 31 is 1
         let w = dequantise(Format::Q4_0, &[&D[..], &qs].concat());
-        assert_eq!(
-            (w[0], w[16], w[15], w[31], w[1]),
-            (-12.0, 10.5, 3.0, -10.5, 0.0)
-        );
+        assert_eq!((w[0], w[16], w[15], w[31], w[1]), (-12.0, 10.5, 3.0, -10.5, 0.0));
         let w = dequantise(Format::Q4_1, &[&D[..], &M, &qs].concat());
-        assert_eq!(
-            (w[0], w[16], w[15], w[31], w[1]),
-            (0.25, 22.75, 15.25, 1.75, 12.25)
-        );
+        assert_eq!((w[0], w[16], w[15], w[31], w[1]), (0.25, 22.75, 15.25, 1.75, 12.25));
     }
 
     #[test]
@@ -146,15 +126,9 @@ mod tests {
         qs[15] = 0x1a; // weight 15 is 10, weight 31 is 1
         let qh = (1u32 | 1 << 15 | 1 << 16).to_le_bytes(); // fifth bit of weights 0, 15, 16
         let w = dequantise(Format::Q5_0, &[&D[..], &qh, &qs].concat());
-        assert_eq!(
-            (w[0], w[16], w[15], w[31], w[1]),
-            (0.0, 22.5, 15.0, -22.5, -24.0)
-        );
+        assert_eq!((w[0], w[16], w[15], w[31], w[1]), (0.0, 22.5, 15.0, -22.5, -24.0));
         let w = dequantise(Format::Q5_1, &[&D[..], &M, &qh, &qs].concat());
-        assert_eq!(
-            (w[0], w[16], w[15], w[31], w[1]),
-            (24.25, 46.75, 39.25, 1.75, 0.25)
-        );
+        assert_eq!((w[0], w[16], w[15], w[31], w[1]), (24.25, 46.75, 39.25, 1.75, 0.25));
     }
 
     #[test]
@@ -199,14 +173,8 @@ mod tests {
         let w = dequantise(Format::Q5_K, &[&D[..], &M, &scales, &qh, &qs].concat());
         assert_eq!(w[0], 1.5 * 3.0 - 0.25 * 5.0);
         assert_eq!(w[32], 1.5 * 2.0 * 31.0 - 0.25 * 6.0);
-        assert_eq!(
-            w[128],
-            1.5 * f64::from(0x15) * 16.0 - 0.25 * f64::from(0x39)
-        );
-        assert_eq!(
-            w[255],
-            1.5 * f64::from(0x08) * 18.0 - 0.25 * f64::from(0x2c)
-        );
+        assert_eq!(w[128], 1.5 * f64::from(0x15) * 16.0 - 0.25 * f64::from(0x39));
+        assert_eq!(w[255], 1.5 * f64::from(0x08) * 18.0 - 0.25 * f64::from(0x2c));
     }
 
     #[test]

@@ -27,20 +27,14 @@ impl RopeStyle {
     /// When `cos` and `sin` differ in length or the head is shorter than the rotated part.
     pub fn apply(self, x: &mut [f32], cos: &[f32], sin: &[f32]) {
         assert_eq!(cos.len(), sin.len(), "cosines and sines");
-        assert!(
-            2 * cos.len() <= x.len(),
-            "{} pairs in a head of {} elements",
-            cos.len(),
-            x.len()
-        );
+        assert!(2 * cos.len() <= x.len(), "{} pairs in a head of {} elements", cos.len(), x.len());
         let rotated = &mut x[..2 * cos.len()];
         let turn = |a: &mut f32, b: &mut f32, cos: f32, sin: f32| {
             (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
         };
         match self {
             Self::Interleaved => {
-                for (([a, b], &cos), &sin) in rotated.as_chunks_mut().0.iter_mut().zip(cos).zip(sin)
-                {
+                for (([a, b], &cos), &sin) in rotated.as_chunks_mut().0.iter_mut().zip(cos).zip(sin) {
                     turn(a, b, cos, sin);
                 }
             }
@@ -67,12 +61,7 @@ impl RopeFreqs {
     ///
     /// # Errors
     /// When `dim` is 0 or odd, there are not `dim/2` divisors, or a number is not positive, finite and normal.
-    pub fn new(
-        base: f64,
-        dim: usize,
-        linear: f64,
-        divisors: Option<&[f32]>,
-    ) -> Result<Self, RopeError> {
+    pub fn new(base: f64, dim: usize, linear: f64, divisors: Option<&[f32]>) -> Result<Self, RopeError> {
         let positive = |what, value: f64| {
             if value.is_normal() && value > 0.0 {
                 Ok(value)
@@ -85,15 +74,11 @@ impl RopeFreqs {
             return Err(RopeError::Dim(dim));
         }
         if let Some(divisors) = divisors.filter(|divisors| divisors.len() != dim / 2) {
-            return Err(RopeError::Divisors {
-                wanted: dim / 2,
-                found: divisors.len(),
-            });
+            return Err(RopeError::Divisors { wanted: dim / 2, found: divisors.len() });
         }
         let mut frequencies = Vec::with_capacity(dim / 2);
         for i in 0..dim / 2 {
-            let divisor =
-                divisors.map_or(Ok(1.0), |d| positive("frequency divisor", f64::from(d[i])))?;
+            let divisor = divisors.map_or(Ok(1.0), |d| positive("frequency divisor", f64::from(d[i])))?;
             // The exponent is above −1, so only a base near the ends of f64 could lead to anything that is not normal.
             let frequency = pow(base, -((2 * i) as f64 / dim as f64)) / linear / divisor;
             frequencies.push(positive("frequency", frequency)?);
@@ -112,11 +97,7 @@ impl RopeFreqs {
     /// # Panics
     /// When `cos` or `sin` is not of length [`RopeFreqs::pairs`].
     pub fn angles(&self, position: usize, cos: &mut [f32], sin: &mut [f32]) {
-        assert_eq!(
-            (cos.len(), sin.len()),
-            (self.pairs(), self.pairs()),
-            "cosines and sines of the pairs"
-        );
+        assert_eq!((cos.len(), sin.len()), (self.pairs(), self.pairs()), "cosines and sines of the pairs");
         for ((frequency, cos), sin) in self.frequencies.iter().zip(cos).zip(sin) {
             let (s, c) = sin_cos(position as f64 * frequency);
             (*cos, *sin) = (c as f32, s as f32);
@@ -148,10 +129,7 @@ pub enum RopeError {
 impl fmt::Display for RopeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Dim(dim) => write!(
-                f,
-                "the rotated width must be even and positive, found {dim}"
-            ),
+            Self::Dim(dim) => write!(f, "the rotated width must be even and positive, found {dim}"),
             Self::Divisors { wanted, found } => {
                 write!(f, "wanted {wanted} frequency divisors, found {found}")
             }
@@ -194,25 +172,13 @@ mod tests {
     #[test]
     fn nonsense_is_refused() {
         for dim in [0, 3] {
-            assert_eq!(
-                RopeFreqs::new(1e4, dim, 1.0, None),
-                Err(RopeError::Dim(dim))
-            );
+            assert_eq!(RopeFreqs::new(1e4, dim, 1.0, None), Err(RopeError::Dim(dim)));
         }
         let error = RopeFreqs::new(1e4, 4, 1.0, Some(&[1.0])).unwrap_err();
-        assert_eq!(
-            error,
-            RopeError::Divisors {
-                wanted: 2,
-                found: 1
-            }
-        );
-        for (base, linear, divisor) in [
-            (0.0, 1.0, 1.0),
-            (f64::NAN, 1.0, 1.0),
-            (1e4, -1.0, 1.0),
-            (1e4, 1.0, 0.0),
-        ] {
+        assert_eq!(error, RopeError::Divisors { wanted: 2, found: 1 });
+        for (base, linear, divisor) in
+            [(0.0, 1.0, 1.0), (f64::NAN, 1.0, 1.0), (1e4, -1.0, 1.0), (1e4, 1.0, 0.0)]
+        {
             let error = RopeFreqs::new(base, 2, linear, Some(&[divisor])).unwrap_err();
             assert!(matches!(error, RopeError::NotPositive { .. }), "{error}");
         }

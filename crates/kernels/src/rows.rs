@@ -24,20 +24,9 @@ impl<'a> QuantRows<'a> {
     pub fn new(format: Format, cols: usize, bytes: &'a [u8]) -> Result<Self, ShapeError> {
         let row_bytes = format.row_bytes(cols)?;
         if !bytes.len().is_multiple_of(row_bytes) {
-            return Err(ShapeError::Bytes {
-                format,
-                cols,
-                row_bytes,
-                bytes: bytes.len(),
-            });
+            return Err(ShapeError::Bytes { format, cols, row_bytes, bytes: bytes.len() });
         }
-        Ok(Self {
-            format,
-            rows: bytes.len() / row_bytes,
-            cols,
-            row_bytes,
-            bytes,
-        })
+        Ok(Self { format, rows: bytes.len() / row_bytes, cols, row_bytes, bytes })
     }
 
     /// Number of rows.
@@ -76,11 +65,7 @@ impl<'a> QuantRows<'a> {
             self.rows
         );
         let bytes = &self.bytes[range.start * self.row_bytes..range.end * self.row_bytes];
-        Self {
-            rows: range.len(),
-            bytes,
-            ..*self
-        }
+        Self { rows: range.len(), bytes, ..*self }
     }
 
     /// The bytes of one row.
@@ -102,15 +87,7 @@ mod tests {
         assert_eq!(w.slice(2..2).rows(), 0);
         assert_eq!(QuantRows::new(Format::Q4_0, 64, &[]).unwrap().rows(), 0);
         let error = QuantRows::new(Format::Q4_0, 64, &bytes[1..]).unwrap_err();
-        assert_eq!(
-            error,
-            ShapeError::Bytes {
-                format: Format::Q4_0,
-                cols: 64,
-                row_bytes: 36,
-                bytes: 71
-            }
-        );
+        assert_eq!(error, ShapeError::Bytes { format: Format::Q4_0, cols: 64, row_bytes: 36, bytes: 71 });
         assert!(QuantRows::new(Format::Q4_0, 33, &bytes).is_err());
     }
 

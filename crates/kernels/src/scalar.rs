@@ -2,8 +2,7 @@
 
 use crate::acts::Acts;
 use crate::blocks::{
-    Block, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
-    SUB, Unpacked,
+    Block, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, SUB, Unpacked,
 };
 use crate::format::Format;
 use crate::numbers::{LANES, bf16_to_f32, canonical, f16_to_f32, fma_lanes, padded, sum_lanes};
@@ -57,13 +56,7 @@ struct Sums {
 
 impl Sums {
     /// Adds a block: `s` is Σ scale·q·a and `m` is Σ min·a, both exact; each is rounded once, on its way to f32.
-    fn add<const N: usize, const S: usize>(
-        &mut self,
-        w: &Unpacked<N, S>,
-        dx: f32,
-        s: i32,
-        m: Option<i32>,
-    ) {
+    fn add<const N: usize, const S: usize>(&mut self, w: &Unpacked<N, S>, dx: f32, s: i32, m: Option<i32>) {
         self.acc = (w.d * dx).mul_add(s as f32, self.acc);
         if let Some(m) = m {
             self.accm = (w.dmin * dx).mul_add(m as f32, self.accm);
@@ -79,11 +72,7 @@ impl Sums {
 fn weighted<const N: usize, const S: usize>(w: &Unpacked<N, S>, a: &[i8]) -> i32 {
     let mut total = 0;
     for (group, (q, a)) in w.q.chunks_exact(SUB).zip(a.chunks_exact(SUB)).enumerate() {
-        let sum: i32 = q
-            .iter()
-            .zip(a)
-            .map(|(&q, &a)| i32::from(q) * i32::from(a))
-            .sum();
+        let sum: i32 = q.iter().zip(a).map(|(&q, &a)| i32::from(q) * i32::from(a)).sum();
         total += i32::from(w.scale[group]) * sum;
     }
     total
@@ -101,12 +90,7 @@ fn per_32<B: Block<32, 2>>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
                     let token = tile * TILE + t;
                     let a = &form.q[token * cols + block * 32..][..32];
                     let at = block * tokens + token;
-                    sums.add(
-                        &w,
-                        form.scales[at],
-                        weighted(&w, a),
-                        B::HAS_MIN.then_some(form.sums[at]),
-                    );
+                    sums.add(&w, form.scales[at], weighted(&w, a), B::HAS_MIN.then_some(form.sums[at]));
                 }
             }
             for (y, sums) in y.iter_mut().zip(sums) {
@@ -128,12 +112,8 @@ fn per_256<B: Block<256, 16>>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
                     let token = tile * TILE + t;
                     let a = &form.q[token * cols + block * 256..][..256];
                     let a_sums = &form.sums[(token * cols + block * 256) / SUB..][..16];
-                    let m = w
-                        .min
-                        .iter()
-                        .zip(a_sums)
-                        .map(|(&min, &sum)| i32::from(min) * i32::from(sum))
-                        .sum();
+                    let m =
+                        w.min.iter().zip(a_sums).map(|(&min, &sum)| i32::from(min) * i32::from(sum)).sum();
                     let dx = form.scales[block * tokens + token];
                     sums.add(&w, dx, weighted(&w, a), B::HAS_MIN.then_some(m));
                 }

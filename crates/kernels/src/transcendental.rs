@@ -36,11 +36,8 @@ fn power_of_two(n: i32) -> f32 {
 /// sin x and cos x, each within 1e-15 of the exact value for |x| up to 2^40. NaN and infinities give NaN.
 pub(crate) fn sin_cos(x: f64) -> (f64, f64) {
     /// π/2 in three parts, each the double nearest to what is left.
-    const HALF_PI: [f64; 3] = [
-        core::f64::consts::FRAC_PI_2,
-        6.123_233_995_736_766e-17,
-        -1.497_384_904_859_169_8e-33,
-    ];
+    const HALF_PI: [f64; 3] =
+        [core::f64::consts::FRAC_PI_2, 6.123_233_995_736_766e-17, -1.497_384_904_859_169_8e-33];
     let n = (x * core::f64::consts::FRAC_2_PI).round_ties_even();
     let mut r = x;
     for part in HALF_PI {
@@ -64,10 +61,7 @@ pub(crate) fn sin_cos(x: f64) -> (f64, f64) {
 }
 
 /// ln 2 to 21 bits, so that its product with an exponent is exact, and the rest of it.
-const LN2: [f64; 2] = [
-    f64::from_bits(0x3fe6_2e42_0000_0000),
-    f64::from_bits(0x3e9f_df47_3de6_af28),
-];
+const LN2: [f64; 2] = [f64::from_bits(0x3fe6_2e42_0000_0000), f64::from_bits(0x3e9f_df47_3de6_af28)];
 
 /// The natural logarithm of a positive normal number, within 2 ULP.
 fn ln(x: f64) -> f64 {
@@ -146,10 +140,7 @@ mod tests {
         while x < 2f64.powi(40) {
             for x in [x, -x, x.round()] {
                 let (sin, cos) = sin_cos(x);
-                assert!(
-                    (sin - x.sin()).abs() < 1e-15 && (cos - x.cos()).abs() < 1e-15,
-                    "at {x}"
-                );
+                assert!((sin - x.sin()).abs() < 1e-15 && (cos - x.cos()).abs() < 1e-15, "at {x}");
             }
             x *= 1.000_7;
         }
@@ -179,10 +170,7 @@ mod tests {
                 let e = -2.0 * f64::from(i) / 256.0;
                 let exact = f64::powf(base, e);
                 let bound = 2f64.powi(-52) * (3.0 + 2.0 * (e * base.ln()).abs());
-                assert!(
-                    (pow(base, e) / exact - 1.0).abs() <= bound,
-                    "{base} to the {e}"
-                );
+                assert!((pow(base, e) / exact - 1.0).abs() <= bound, "{base} to the {e}");
             }
         }
     }

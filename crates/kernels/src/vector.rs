@@ -21,12 +21,7 @@ pub fn rms_norm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) 
         weight.len()
     );
     assert_eq!(x.len(), out.len(), "rows to normalise and their results");
-    isa.run(RmsNorm {
-        x,
-        weight,
-        eps,
-        out,
-    });
+    isa.run(RmsNorm { x, weight, eps, out });
 }
 
 struct RmsNorm<'a> {
@@ -97,17 +92,10 @@ fn maximum(x: &[f32]) -> f32 {
     let (groups, tail) = x.as_chunks::<LANES>();
     for group in groups {
         for i in 0..LANES {
-            lanes[i] = if group[i] > lanes[i] {
-                group[i]
-            } else {
-                lanes[i]
-            };
+            lanes[i] = if group[i] > lanes[i] { group[i] } else { lanes[i] };
         }
     }
-    lanes
-        .iter()
-        .chain(tail)
-        .fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max })
+    lanes.iter().chain(tail).fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max })
 }
 
 /// `gate = silu(gate) · up` element by element, with `silu(g) = g / (1 + e^−g)`.

@@ -19,10 +19,7 @@ fn child() {
 
 fn detect(level: Option<&str>) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", "child", "--nocapture"])
-        .env(CHILD, "1")
-        .env_remove("SLUICE_ISA");
+    command.args(["--exact", "child", "--nocapture"]).env(CHILD, "1").env_remove("SLUICE_ISA");
     if let Some(level) = level {
         command.env("SLUICE_ISA", level);
     }
@@ -48,9 +45,6 @@ fn forced_levels() {
 fn impossible_levels() {
     for level in ["neon", "AVX2", "1"] {
         let text = detect(Some(level));
-        assert!(
-            text.contains(&format!("error <SLUICE_ISA={level} ")) && text.contains("scalar"),
-            "{text}"
-        );
+        assert!(text.contains(&format!("error <SLUICE_ISA={level} ")) && text.contains("scalar"), "{text}");
     }
 }

@@ -46,10 +46,7 @@ fn every_shape_on_every_level() {
                         if isa == Isa::scalar() {
                             wanted = got;
                         } else {
-                            assert_eq!(
-                                got, wanted,
-                                "{format}, {rows} × {cols}, {tokens} tokens, {isa}"
-                            );
+                            assert_eq!(got, wanted, "{format}, {rows} × {cols}, {tokens} tokens, {isa}");
                         }
                     }
                 }
@@ -74,11 +71,7 @@ fn tokens_rows_and_addresses_do_not_matter() {
                 one.fill(&x.values()[token * cols..][..cols], cols);
                 one.prepare(isa, format);
                 let column: Vec<u32> = whole.iter().skip(token).step_by(tokens).copied().collect();
-                assert_eq!(
-                    product(isa, w, &one),
-                    column,
-                    "{format}, token {token}, {isa}"
-                );
+                assert_eq!(product(isa, w, &one), column, "{format}, token {token}, {isa}");
             }
             // Rows in two calls.
             for split in 0..=rows {
@@ -91,11 +84,7 @@ fn tokens_rows_and_addresses_do_not_matter() {
             for offset in 0..64 {
                 moved[offset..][..bytes.len()].copy_from_slice(&bytes);
                 let w = QuantRows::new(format, cols, &moved[offset..][..bytes.len()]).unwrap();
-                assert_eq!(
-                    product(isa, w, &x),
-                    whole,
-                    "{format}, offset {offset}, {isa}"
-                );
+                assert_eq!(product(isa, w, &x), whole, "{format}, offset {offset}, {isa}");
             }
         }
     }
@@ -106,9 +95,7 @@ fn tokens_rows_and_addresses_do_not_matter() {
 #[test]
 fn extremes_on_every_level() {
     let mut rng = Pcg::new(3);
-    let heads: [u16; 9] = [
-        0x0000, 0x8000, 0x0001, 0x83ff, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7e01,
-    ];
+    let heads: [u16; 9] = [0x0000, 0x8000, 0x0001, 0x83ff, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7e01];
     for format in Format::ALL {
         let cols = 2 * format.block_len().max(24);
         for fill in [0x00, 0xff, 0x80, 0x7f, 0x0f, 0xf0, 0x81] {
@@ -118,13 +105,7 @@ fn extremes_on_every_level() {
                 let w = QuantRows::new(format, cols, &bytes).unwrap();
                 for odd in [1.0, f32::MAX, 1e-38, 0.0, f32::INFINITY, f32::NAN] {
                     let values: Vec<f32> = (0..5 * cols)
-                        .map(|i| {
-                            if i == 3 * cols + 7 {
-                                odd
-                            } else {
-                                [127.0, -127.0][rng.below(2)]
-                            }
-                        })
+                        .map(|i| if i == 3 * cols + 7 { odd } else { [127.0, -127.0][rng.below(2)] })
                         .collect();
                     let mut wanted = Vec::new();
                     for isa in Isa::available() {
@@ -142,10 +123,7 @@ fn extremes_on_every_level() {
                                 );
                             }
                         } else {
-                            assert_eq!(
-                                got, wanted,
-                                "{format}, {fill:#x}, head {head:#x}, {odd}, {isa}"
-                            );
+                            assert_eq!(got, wanted, "{format}, {fill:#x}, head {head:#x}, {odd}, {isa}");
                         }
                     }
                 }
@@ -168,8 +146,7 @@ fn scalar_against_reference() {
             for token in 0..2 {
                 let seen = blocks::as_quantised(format, &x.values()[token * cols..][..cols]);
                 for row in 0..5 {
-                    let (wanted, scale) =
-                        reference::dot(format, w.slice(row..row + 1).bytes(), &seen);
+                    let (wanted, scale) = reference::dot(format, w.slice(row..row + 1).bytes(), &seen);
                     let error = (f64::from(y[row * 2 + token]) - wanted).abs();
                     assert!(
                         error <= 1e-5 * scale,
@@ -197,8 +174,7 @@ fn dequantised_rows_are_the_reference_rounded_once() {
                     dequantise(isa, QuantRows::new(format, cols, &bytes).unwrap(), &mut out);
                     for (i, (&got, &wanted)) in out.iter().zip(&wanted).enumerate() {
                         let wanted = wanted as f32;
-                        let same =
-                            got.to_bits() == wanted.to_bits() || (got.is_nan() && wanted.is_nan());
+                        let same = got.to_bits() == wanted.to_bits() || (got.is_nan() && wanted.is_nan());
                         assert!(same, "{format}, value {i}: {got:e}, not {wanted:e}, {isa}");
                     }
                 }
@@ -213,11 +189,7 @@ fn every_half_on_every_level() {
     for isa in Isa::available() {
         for cols in [1 << 16, 1] {
             let mut out = vec![0.0; 1 << 16];
-            dequantise(
-                isa,
-                QuantRows::new(Format::F16, cols, &bytes).unwrap(),
-                &mut out,
-            );
+            dequantise(isa, QuantRows::new(Format::F16, cols, &bytes).unwrap(), &mut out);
             for (bits, got) in (0..=u16::MAX).zip(out) {
                 let wanted = half::f16::from_bits(bits).to_f32();
                 let same = got.to_bits() == wanted.to_bits() || (got.is_nan() && wanted.is_nan());

@@ -83,16 +83,8 @@ fn softmax_at_its_limits() {
     assert_eq!(run(&[-3e38]), [1.0]);
     assert_eq!(run(&[0.0, -inf, 0.0]), [0.5, 0.0, 0.5]);
     assert_eq!(run(&[3e38, -3e38]), [1.0, 0.0]);
-    for x in [
-        &[1.0, f32::NAN, 2.0][..],
-        &[inf, 0.0],
-        &[-inf, -inf],
-        &[f32::from_bits(0xffff_ffff); 40],
-    ] {
-        assert!(
-            run(x).iter().all(|x| x.to_bits() == f32::NAN.to_bits()),
-            "{x:?} has no answer"
-        );
+    for x in [&[1.0, f32::NAN, 2.0][..], &[inf, 0.0], &[-inf, -inf], &[f32::from_bits(0xffff_ffff); 40]] {
+        assert!(run(x).iter().all(|x| x.to_bits() == f32::NAN.to_bits()), "{x:?} has no answer");
     }
 }
 
@@ -124,9 +116,8 @@ fn nan_is_never_hidden() {
             x[n - 1] = odd;
             let ones = vec![1.0; n];
             let nan = f32::NAN.to_bits();
-            let normed = same_on_all("rms_norm", |isa| {
-                in_place(&ones, |out| rms_norm(isa, &x, &ones, 0.0, out))
-            });
+            let normed =
+                same_on_all("rms_norm", |isa| in_place(&ones, |out| rms_norm(isa, &x, &ones, 0.0, out)));
             assert!(bits(&normed).iter().all(|&x| x == nan));
             let last = |f: &dyn Fn(Isa, &mut [f32])| {
                 let got = same_on_all("a function", |isa| in_place(&x, |x| f(isa, x)));
@@ -135,9 +126,7 @@ fn nan_is_never_hidden() {
             last(&|isa, x| silu_mul(isa, x, &ones));
             last(&|isa, x| add(isa, x, &ones));
             last(&|isa, x| exp(isa, x));
-            let score = same_on_all("dots", |isa| {
-                in_place(&[0.0], |s| dots(isa, &ones, &x, n, s))
-            });
+            let score = same_on_all("dots", |isa| in_place(&[0.0], |s| dots(isa, &ones, &x, n, s)));
             assert_eq!(score[0].to_bits(), nan);
             let sum = same_on_all("weighted_sum", |isa| {
                 in_place(&ones, |acc| weighted_sum(isa, &[1.0], &x, n, acc))
@@ -162,22 +151,16 @@ fn attention_on_every_level() {
             let stride = n + rng.below(5);
             let rows = values(&mut rng, count * stride, 1.0);
             let (q, weights) = (values(&mut rng, n, 1.0), values(&mut rng, count, 1.0));
-            let scores = same_on_all("dots", |isa| {
-                in_place(&weights, |s| dots(isa, &q, &rows, stride, s))
-            });
-            let sums = same_on_all("sum", |isa| {
-                in_place(&q, |acc| weighted_sum(isa, &weights, &rows, stride, acc))
-            });
+            let scores = same_on_all("dots", |isa| in_place(&weights, |s| dots(isa, &q, &rows, stride, s)));
+            let sums =
+                same_on_all("sum", |isa| in_place(&q, |acc| weighted_sum(isa, &weights, &rows, stride, acc)));
             for (i, score) in scores.iter().enumerate() {
                 let terms = (0..n).map(|d| f64::from(q[d]) * f64::from(rows[i * stride + d]));
                 assert!((f64::from(*score) - terms.sum::<f64>()).abs() < 1e-5 * n as f64);
             }
             for d in 0..n {
-                let terms =
-                    (0..count).map(|i| f64::from(weights[i]) * f64::from(rows[i * stride + d]));
-                assert!(
-                    (f64::from(sums[d]) - f64::from(q[d]) - terms.sum::<f64>()).abs() < 1e-5 * 10.0
-                );
+                let terms = (0..count).map(|i| f64::from(weights[i]) * f64::from(rows[i * stride + d]));
+                assert!((f64::from(sums[d]) - f64::from(q[d]) - terms.sum::<f64>()).abs() < 1e-5 * 10.0);
             }
         }
     }
@@ -187,11 +170,7 @@ fn attention_on_every_level() {
 #[test]
 fn forms_do_not_depend_on_the_level() {
     let mut rng = Pcg::new(14);
-    for (format, scale) in [
-        (Format::Q8_0, 1.0),
-        (Format::Q4_K, 1e-3),
-        (Format::Q4_K, 1e30),
-    ] {
+    for (format, scale) in [(Format::Q8_0, 1.0), (Format::Q4_K, 1e-3), (Format::Q4_K, 1e30)] {
         let x = values(&mut rng, 3 * 1024, scale);
         let seen: Vec<String> = Isa::available()
             .into_iter()

@@ -82,15 +82,7 @@ fn stream(args: &Args) -> Result<(), AnyError> {
         .map(|(number, offset)| {
             let len = args.chunk.min((length - offset) as usize);
             let resident = args.keep > 0 && number % args.keep == 0;
-            Step {
-                range: ByteRange {
-                    file: FileIndex(0),
-                    offset,
-                    len,
-                },
-                loans,
-                resident,
-            }
+            Step { range: ByteRange { file: FileIndex(0), offset, len }, loans, resident }
         })
         .collect();
     let count = steps.len() as u64;
@@ -159,9 +151,6 @@ fn stream(args: &Args) -> Result<(), AnyError> {
 /// The sum of the bytes taken as little-endian words: the same for every backend, and no slower than memory.
 fn add_up(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
-    let words = words.iter().fold(0u64, |sum, word| {
-        sum.wrapping_add(u64::from_le_bytes(*word))
-    });
-    rest.iter()
-        .fold(words, |sum, &byte| sum.wrapping_add(u64::from(byte)))
+    let words = words.iter().fold(0u64, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)));
+    rest.iter().fold(words, |sum, &byte| sum.wrapping_add(u64::from(byte)))
 }

@@ -26,9 +26,7 @@ impl Buffer {
         }
         let map = MmapMut::map_anon(capacity).map_err(|error| {
             Error::new(ErrorKind::Unavailable, "reserve memory for a chunk")
-                .note(format!(
-                    "{capacity} bytes were asked for; use smaller chunks"
-                ))
+                .note(format!("{capacity} bytes were asked for; use smaller chunks"))
                 .caused_by(error)
         })?;
         // Huge pages would round every slot up to 2 MiB of memory that is counted and never used. A kernel built
@@ -63,19 +61,13 @@ mod tests {
         buffer[9_999] = 7;
         let before = buffer.as_ptr();
         let moved = Box::new(buffer);
-        assert_eq!(
-            (moved.as_ptr(), moved.len(), moved[9_999]),
-            (before, 10_000, 7)
-        );
+        assert_eq!((moved.as_ptr(), moved.len(), moved[9_999]), (before, 10_000, 7));
         assert_eq!(before as usize % 4096, 0);
     }
 
     #[test]
     fn empty_and_absurd() {
         assert!(Buffer::new(0).unwrap().is_empty());
-        assert_eq!(
-            Buffer::new(usize::MAX / 2).unwrap_err().kind(),
-            ErrorKind::Unavailable
-        );
+        assert_eq!(Buffer::new(usize::MAX / 2).unwrap_err().kind(), ErrorKind::Unavailable);
     }
 }

@@ -57,17 +57,8 @@ struct At {
 impl Error {
     /// An error of `kind` met while doing `op` (an infinitive: "read", "open").
     pub fn new(kind: ErrorKind, op: &'static str) -> Self {
-        let inner = Inner {
-            kind,
-            op,
-            path: None,
-            at: None,
-            note: String::new(),
-            source: None,
-        };
-        Error {
-            inner: Arc::new(inner),
-        }
+        let inner = Inner { kind, op, path: None, at: None, note: String::new(), source: None };
+        Error { inner: Arc::new(inner) }
     }
 
     /// Names the file.
@@ -79,13 +70,7 @@ impl Error {
     /// Names the place: `wanted` bytes from `offset`, of which `got` arrived.
     #[must_use]
     pub fn at(self, offset: u64, wanted: usize, got: usize) -> Self {
-        self.edit(|inner| {
-            inner.at = Some(At {
-                offset,
-                wanted,
-                got,
-            })
-        })
+        self.edit(|inner| inner.at = Some(At { offset, wanted, got }))
     }
 
     /// Says why, and what to do about it.
@@ -138,12 +123,7 @@ impl fmt::Display for Error {
         if let Some(path) = &inner.path {
             write!(f, " {}", path.display())?;
         }
-        if let Some(At {
-            offset,
-            wanted,
-            got,
-        }) = inner.at
-        {
+        if let Some(At { offset, wanted, got }) = inner.at {
             write!(f, " at byte {offset}: wanted {wanted} bytes, got {got}")?;
         }
         if let Some(source) = &inner.source {
@@ -182,9 +162,6 @@ mod tests {
             error.to_string(),
             "cannot read m.gguf at byte 4096: wanted 100 bytes, got 7: the file got shorter"
         );
-        assert_eq!(
-            (error.kind(), error.offset()),
-            (ErrorKind::Shortened, Some(4096))
-        );
+        assert_eq!((error.kind(), error.offset()), (ErrorKind::Shortened, Some(4096)));
     }
 }

@@ -65,9 +65,8 @@ pub struct Opened {
 /// [`ErrorKind::NoDirect`]); when the options exclude each other ([`ErrorKind::Usage`]).
 pub fn open(paths: &[PathBuf], options: &Options) -> Result<Opened> {
     if options.backend == Choice::Mmap && options.direct == Direct::On {
-        return Err(Error::new(ErrorKind::Usage, "open files").note(
-            "a mapping goes through the page cache; with --direct on use --backend pread or uring",
-        ));
+        return Err(Error::new(ErrorKind::Usage, "open files")
+            .note("a mapping goes through the page cache; with --direct on use --backend pread or uring"));
     }
     if paths.is_empty() || paths.len() > usize::from(u16::MAX) {
         let note = format!("{} were named; wanted 1 to 65535", paths.len());
@@ -84,19 +83,11 @@ pub fn open(paths: &[PathBuf], options: &Options) -> Result<Opened> {
         return Ok(Opened { backend, notes });
     }
     let chooses = by_itself || options.direct == Direct::Auto;
-    let warm = if chooses && options.backend != Choice::Mmap {
-        Some(warmth(paths)?)
-    } else {
-        None
-    };
+    let warm = if chooses && options.backend != Choice::Mmap { Some(warmth(paths)?) } else { None };
     let direct = match (options.direct, &warm) {
         (Direct::On, _) => true,
         (Direct::Auto, Some(warm)) => {
-            let how = if warm.mostly() {
-                "through the page cache"
-            } else {
-                "round the page cache"
-            };
+            let how = if warm.mostly() { "through the page cache" } else { "round the page cache" };
             notes.push(format!("reads go {how}: {warm}"));
             !warm.mostly()
         }
@@ -105,9 +96,7 @@ pub fn open(paths: &[PathBuf], options: &Options) -> Result<Opened> {
     let warm = warm.is_some_and(|warm| warm.mostly());
     let backend = match choose(paths, options, direct, warm, &mut notes) {
         Err(error) if error.kind() == ErrorKind::NoDirect && options.direct == Direct::Auto => {
-            notes.push(format!(
-                "reads go through the page cache after all: {error}"
-            ));
+            notes.push(format!("reads go through the page cache after all: {error}"));
             choose(paths, options, false, warm, &mut notes)?
         }
         backend => backend?,
@@ -124,11 +113,7 @@ fn choose(
     notes: &mut Vec<String>,
 ) -> Result<Arc<dyn Backend>> {
     let pread = || -> Result<Arc<dyn Backend>> {
-        Ok(Arc::new(if direct {
-            Pread::direct(paths, options.depth)?
-        } else {
-            Pread::buffered(paths)?
-        }))
+        Ok(Arc::new(if direct { Pread::direct(paths, options.depth)? } else { Pread::buffered(paths)? }))
     };
     match options.backend {
         Choice::Mmap => Ok(Arc::new(Mapped::open(paths)?)),
@@ -171,16 +156,9 @@ const LAPS: u64 = 8;
 const LAP: usize = 1 << 20;
 
 /// The backend that brings warm bytes to this core faster.
-fn race(
-    one: Arc<dyn Backend>,
-    other: Arc<dyn Backend>,
-    notes: &mut Vec<String>,
-) -> Result<Arc<dyn Backend>> {
+fn race(one: Arc<dyn Backend>, other: Arc<dyn Backend>, notes: &mut Vec<String>) -> Result<Arc<dyn Backend>> {
     // Twice in turn, so that whatever happens once at the start burdens neither.
-    let (first, second) = (
-        rate(&*one)?.max(rate(&*one)?),
-        rate(&*other)?.max(rate(&*other)?),
-    );
+    let (first, second) = (rate(&*one)?.max(rate(&*one)?), rate(&*other)?.max(rate(&*other)?));
     let won = if first >= second { &one } else { &other };
     let (name, other_name) = (one.name(), other.name());
     notes.push(format!(
@@ -196,17 +174,11 @@ fn rate(backend: &dyn Backend) -> Result<f64> {
     let (mut bytes, mut sum) = (0, 0u64);
     let started = Instant::now();
     for lap in 0..LAPS {
-        let range = ByteRange {
-            file: FileIndex(0),
-            offset: lap * LAP as u64,
-            len: LAP,
-        };
+        let range = ByteRange { file: FileIndex(0), offset: lap * LAP as u64, len: LAP };
         match backend.wait(backend.submit(slot, range)) {
             Ok(filled) => {
                 let words = filled.as_chunks::<8>().0;
-                sum = words
-                    .iter()
-                    .fold(sum, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)));
+                sum = words.iter().fold(sum, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)));
                 bytes += filled.len();
                 slot = backend.release(filled);
             }
@@ -220,15 +192,12 @@ fn rate(backend: &dyn Backend) -> Result<f64> {
 
 #[cfg(target_os = "linux")]
 fn uring(paths: &[PathBuf], direct: bool, depth: Option<usize>) -> Result<Arc<dyn Backend>> {
-    Ok(Arc::new(crate::backend::uring::Uring::open(
-        paths, direct, depth,
-    )?))
+    Ok(Arc::new(crate::backend::uring::Uring::open(paths, direct, depth)?))
 }
 
 #[cfg(not(target_os = "linux"))]
 fn uring(_paths: &[PathBuf], _direct: bool, _depth: Option<usize>) -> Result<Arc<dyn Backend>> {
-    Err(Error::new(ErrorKind::Unavailable, "use io_uring")
-        .note("only Linux has it; use --backend pread"))
+    Err(Error::new(ErrorKind::Unavailable, "use io_uring").note("only Linux has it; use --backend pread"))
 }
 
 /// Samples per set of files: enough to tell half from most, few enough to cost under a millisecond.
@@ -248,11 +217,7 @@ impl Warmth {
 
 impl fmt::Display for Warmth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} of {} samples of the files are in the page cache",
-            self.cached, self.asked
-        )
+        write!(f, "{} of {} samples of the files are in the page cache", self.cached, self.asked)
     }
 }
 
@@ -261,17 +226,11 @@ fn warmth(paths: &[PathBuf]) -> Result<Warmth> {
     let mut files: Vec<(fs::File, u64)> = Vec::with_capacity(paths.len());
     for path in paths {
         let file = open_regular(path)?;
-        let length = file
-            .metadata()
-            .map_err(|error| cannot_open(path, error))?
-            .len();
+        let length = file.metadata().map_err(|error| cannot_open(path, error))?.len();
         files.push((file, length));
     }
     let total: u128 = files.iter().map(|(_, length)| u128::from(*length)).sum();
-    let mut found = Warmth {
-        cached: 0,
-        asked: 0,
-    };
+    let mut found = Warmth { cached: 0, asked: 0 };
     for (file, length) in &files {
         let here = (u128::from(SAMPLES) * u128::from(*length)).div_ceil(total.max(1)) as u64;
         found.cached += cached(file, *length, here);

@@ -28,8 +28,7 @@ impl Schedule {
     /// [`ErrorKind::Usage`] for a pass without steps, an index out of bounds, a step without bytes or loans, or a range
     /// whose end does not fit into 64 bits.
     pub fn new(steps: Vec<Step>, passes: Vec<Vec<u32>>) -> Result<Self> {
-        let wrong =
-            |what: String| Err(Error::new(ErrorKind::Usage, "build the schedule").note(what));
+        let wrong = |what: String| Err(Error::new(ErrorKind::Usage, "build the schedule").note(what));
         for (index, step) in steps.iter().enumerate() {
             if step.range.len == 0 || step.range.end().is_none() {
                 let ByteRange { offset, len, .. } = step.range;
@@ -38,9 +37,7 @@ impl Schedule {
                 ));
             }
             if step.loans == 0 {
-                return wrong(format!(
-                    "step {index} is never lent; wanted at least 1 loan"
-                ));
+                return wrong(format!("step {index} is never lent; wanted at least 1 loan"));
             }
         }
         for (kind, pass) in passes.iter().enumerate() {
@@ -48,10 +45,7 @@ impl Schedule {
                 return wrong(format!("pass kind {kind} has no steps"));
             }
             if let Some(index) = pass.iter().find(|&&index| index as usize >= steps.len()) {
-                return wrong(format!(
-                    "pass kind {kind} has step {index} of {}",
-                    steps.len()
-                ));
+                return wrong(format!("pass kind {kind} has step {index} of {}", steps.len()));
             }
         }
         Ok(Schedule { steps, passes })
@@ -93,27 +87,14 @@ impl Schedule {
     /// # Panics
     /// When there is no such kind.
     pub fn streamed_bytes(&self, kind: usize) -> u64 {
-        let steps = self.passes[kind]
-            .iter()
-            .map(|&index| &self.steps[index as usize]);
-        steps
-            .filter(|step| !step.resident)
-            .map(|step| step.range.len as u64)
-            .sum()
+        let steps = self.passes[kind].iter().map(|&index| &self.steps[index as usize]);
+        steps.filter(|step| !step.resident).map(|step| step.range.len as u64).sum()
     }
 
     /// Length in bytes of the longest streamed step: what every slot must hold. 0 when nothing is streamed.
     pub fn longest_streamed(&self) -> usize {
-        let steps = self
-            .passes
-            .iter()
-            .flatten()
-            .map(|&index| &self.steps[index as usize]);
-        steps
-            .filter(|step| !step.resident)
-            .map(|step| step.range.len)
-            .max()
-            .unwrap_or(0)
+        let steps = self.passes.iter().flatten().map(|&index| &self.steps[index as usize]);
+        steps.filter(|step| !step.resident).map(|step| step.range.len).max().unwrap_or(0)
     }
 
     /// Number of steps in the longest kind of pass.
@@ -128,36 +109,16 @@ mod tests {
     use crate::FileIndex;
 
     fn step(offset: u64, len: usize, resident: bool) -> Step {
-        Step {
-            range: ByteRange {
-                file: FileIndex(0),
-                offset,
-                len,
-            },
-            loans: 1,
-            resident,
-        }
+        Step { range: ByteRange { file: FileIndex(0), offset, len }, loans: 1, resident }
     }
 
     #[test]
     fn sums() {
-        let steps = vec![
-            step(0, 10, false),
-            step(10, 50, true),
-            step(60, 20, false),
-            step(80, 99, false),
-        ];
+        let steps = vec![step(0, 10, false), step(10, 50, true), step(60, 20, false), step(80, 99, false)];
         let schedule = Schedule::new(steps, vec![vec![0, 1], vec![0, 1, 2]]).unwrap();
         assert_eq!(schedule.resident_bytes(), 50);
-        assert_eq!(
-            (schedule.streamed_bytes(0), schedule.streamed_bytes(1)),
-            (10, 30)
-        );
-        assert_eq!(
-            schedule.longest_streamed(),
-            20,
-            "a step in no pass needs no slot"
-        );
+        assert_eq!((schedule.streamed_bytes(0), schedule.streamed_bytes(1)), (10, 30));
+        assert_eq!(schedule.longest_streamed(), 20, "a step in no pass needs no slot");
         assert_eq!(schedule.longest_pass(), 3);
     }
 
@@ -166,20 +127,9 @@ mod tests {
         let cases = [
             (vec![step(0, 0, false)], vec![vec![0]], "step 0 is 0 bytes"),
             (vec![step(u64::MAX, 2, false)], vec![vec![0]], "below 2^64"),
-            (
-                vec![Step {
-                    loans: 0,
-                    ..step(0, 1, false)
-                }],
-                vec![vec![0]],
-                "never lent",
-            ),
+            (vec![Step { loans: 0, ..step(0, 1, false) }], vec![vec![0]], "never lent"),
             (vec![step(0, 1, false)], vec![vec![]], "no steps"),
-            (
-                vec![step(0, 1, false)],
-                vec![vec![0], vec![0, 1]],
-                "kind 1 has step 1 of 1",
-            ),
+            (vec![step(0, 1, false)], vec![vec![0], vec![0, 1]], "kind 1 has step 1 of 1"),
         ];
         for (steps, passes, said) in cases {
             let error = Schedule::new(steps, passes).unwrap_err();

@@ -82,9 +82,7 @@ impl Stream {
     /// [`ErrorKind::Usage`] for no workers; or the backend's error when there is no memory for the slots.
     pub fn new(backend: Arc<dyn Backend>, schedule: Schedule, workers: usize) -> Result<Self> {
         if workers == 0 {
-            return Err(
-                Error::new(ErrorKind::Usage, "start a stream").note("0 workers; wanted at least 1")
-            );
+            return Err(Error::new(ErrorKind::Usage, "start a stream").note("0 workers; wanted at least 1"));
         }
         let slots = workers.saturating_add(backend.depth());
         let capacity = schedule.longest_streamed();
@@ -133,22 +131,14 @@ impl Stream {
     /// When the position has not been announced, is done, or more loans are taken than the step declares.
     pub fn loan(&self, position: u64) -> Result<Loan<'_>> {
         let mut state = lock(&self.state);
-        assert!(
-            position < state.end,
-            "position {position} has not been announced; {} have",
-            state.end
-        );
+        assert!(position < state.end, "position {position} has not been announced; {} have", state.end);
         let lazy = self.backend.depth() == 0;
         let mut since: Option<Instant> = None;
         loop {
             if let Some(error) = &state.broken {
                 return Err(error.clone());
             }
-            assert!(
-                position >= state.base,
-                "position {position} is done; the stream is at {}",
-                state.base
-            );
+            assert!(position >= state.base, "position {position} is done; the stream is at {}", state.base);
             let step = state.granting(position, &self.schedule);
             if let Some(Place::Ready(filled)) = step.map(|step| state.place(position, step)) {
                 let filled = Some(Arc::clone(filled));
@@ -156,18 +146,11 @@ impl Stream {
                 if let Some(since) = since {
                     state.waited += since.elapsed();
                 }
-                return Ok(Loan {
-                    stream: self,
-                    position,
-                    filled,
-                });
+                return Ok(Loan { stream: self, position, filled });
             }
             since.get_or_insert_with(Instant::now);
             // In lazy backends a worker that would only look on while another reads does the next read instead.
-            let own = state
-                .unread
-                .iter()
-                .position(|&(unread, _)| unread == position);
+            let own = state.unread.iter().position(|&(unread, _)| unread == position);
             let taken = own.or((lazy && !state.unread.is_empty()).then_some(0));
             let taken = taken.and_then(|index| state.unread.remove(index));
             state = match taken {
@@ -234,12 +217,7 @@ impl Stream {
 
     /// [`Backend::describe`] and the slots, for people.
     pub fn describe(&self) -> String {
-        format!(
-            "{} slots={}x{}",
-            self.backend.describe(),
-            self.slots,
-            self.capacity
-        )
+        format!("{} slots={}x{}", self.backend.describe(), self.slots, self.capacity)
     }
 
     /// Bytes of memory of all slots for streamed steps, alignment included; 0 for backends that map the file.
@@ -267,9 +245,7 @@ impl Stream {
         position: u64,
         step: u32,
     ) -> MutexGuard<'a, State> {
-        if let Place::Submitted(ticket) =
-            std::mem::replace(state.place(position, step), Place::Awaited)
-        {
+        if let Place::Submitted(ticket) = std::mem::replace(state.place(position, step), Place::Awaited) {
             drop(state);
             let outcome = self.backend.wait(ticket);
             state = lock(&self.state);
@@ -311,9 +287,7 @@ impl Stream {
                 return Ok(None);
             }
             let step = state.step_at(position, &self.schedule);
-            let Step {
-                range, resident, ..
-            } = self.schedule.steps()[step as usize];
+            let Step { range, resident, .. } = self.schedule.steps()[step as usize];
             let met = resident && state.residents.contains_key(&step);
             let slot = if met {
                 None
@@ -327,17 +301,8 @@ impl Stream {
                     None => return Ok(None),
                 }
             };
-            let place = if resident {
-                Place::Gone
-            } else {
-                Place::Submitting
-            };
-            state.window.push_back(Entry {
-                step,
-                granted: 0,
-                returned: 0,
-                place,
-            });
+            let place = if resident { Place::Gone } else { Place::Submitting };
+            state.window.push_back(Entry { step, granted: 0, returned: 0, place });
             if let Some(slot) = slot {
                 if resident {
                     state.residents.insert(step, Place::Submitting);
@@ -390,9 +355,9 @@ impl Stream {
             let slot = match entry.place {
                 Place::Submitted(ticket) => self.backend.cancel(ticket),
                 // Not the only owner: a leaked loan still points there, so this slot is lost.
-                Place::Ready(filled) => Arc::try_unwrap(filled)
-                    .ok()
-                    .map(|filled| self.backend.release(filled)),
+                Place::Ready(filled) => {
+                    Arc::try_unwrap(filled).ok().map(|filled| self.backend.release(filled))
+                }
                 Place::Submitting | Place::Awaited | Place::Gone => None,
             };
             state.free.extend(slot);
@@ -430,10 +395,7 @@ impl State {
     fn granting(&self, position: u64, schedule: &Schedule) -> Option<u32> {
         let entry = self.window.get((position - self.base) as usize)?;
         let loans = schedule.steps()[entry.step as usize].loans;
-        assert!(
-            entry.granted < loans,
-            "position {position} has {loans} loans and one more was asked for"
-        );
+        assert!(entry.granted < loans, "position {position} has {loans} loans and one more was asked for");
         Some(entry.step)
     }
 
@@ -449,9 +411,7 @@ impl State {
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream")
-            .field("backend", &self.backend.describe())
-            .finish_non_exhaustive()
+        f.debug_struct("Stream").field("backend", &self.backend.describe()).finish_non_exhaustive()
     }
 }
 

@@ -10,8 +10,8 @@ use std::thread;
 
 use common::{Case, Dice, each, expected, files, range};
 use sluice_loader::{
-    Backend, ByteRange, Choice, Direct, ErrorKind, Filled, Memory, Options, Schedule, Step, Stream,
-    Ticket, open,
+    Backend, ByteRange, Choice, Direct, ErrorKind, Filled, Memory, Options, Schedule, Step, Stream, Ticket,
+    open,
 };
 
 /// Odd, so that the last block is a partial one.
@@ -22,26 +22,14 @@ fn submit(backend: &dyn Backend, range: ByteRange) -> Ticket {
 }
 
 fn get(backend: &dyn Backend, range: ByteRange) -> Filled {
-    backend
-        .wait(submit(backend, range))
-        .map_err(|failed| failed.error)
-        .unwrap()
+    backend.wait(submit(backend, range)).map_err(|failed| failed.error).unwrap()
 }
 
 #[track_caller]
 fn same(case: &Case, filled: &Filled, wanted: ByteRange) {
     assert_eq!(filled.range(), wanted, "{}", case.name);
-    assert!(
-        **filled == expected(wanted),
-        "{}: other bytes than those of {wanted:?}",
-        case.name
-    );
-    assert!(
-        filled.traffic().bytes >= wanted.len as u64,
-        "{}: {:?}",
-        case.name,
-        filled.traffic()
-    );
+    assert!(**filled == expected(wanted), "{}: other bytes than those of {wanted:?}", case.name);
+    assert!(filled.traffic().bytes >= wanted.len as u64, "{}: {:?}", case.name, filled.traffic());
 }
 
 #[test]
@@ -64,11 +52,7 @@ fn bytes_are_exact() {
     let mut dice = Dice(7);
     for _ in 0..100 {
         let offset = dice.below(end - 1);
-        ranges.push(range(
-            0,
-            offset,
-            1 + dice.below((end - offset).min(50_000)) as usize,
-        ));
+        ranges.push(range(0, offset, 1 + dice.below((end - offset).min(50_000)) as usize));
     }
     each(&files.paths, |case| {
         for &wanted in &ranges {
@@ -86,15 +70,8 @@ fn one_slot_serves_many_ranges() {
         let mut slot = case.backend.slot(10_000).unwrap();
         let mut dice = Dice(11);
         for _ in 0..200 {
-            let wanted = range(
-                0,
-                dice.below(LENGTH as u64 - 10_000),
-                1 + dice.below(10_000) as usize,
-            );
-            let filled = case
-                .backend
-                .wait(case.backend.submit(slot, wanted))
-                .unwrap();
+            let wanted = range(0, dice.below(LENGTH as u64 - 10_000), 1 + dice.below(10_000) as usize);
+            let filled = case.backend.wait(case.backend.submit(slot, wanted)).unwrap();
             same(&case, &filled, wanted);
             slot = case.backend.release(filled);
         }
@@ -107,12 +84,7 @@ fn many_in_flight_waited_for_out_of_order() {
     each(&files.paths, |case| {
         let mut dice = Dice(3);
         let mut flying: Vec<Ticket> = (0..200)
-            .map(|i| {
-                submit(
-                    &*case.backend,
-                    range(0, i * 4_999, 1 + dice.below(5_000) as usize),
-                )
-            })
+            .map(|i| submit(&*case.backend, range(0, i * 4_999, 1 + dice.below(5_000) as usize)))
             .collect();
         while !flying.is_empty() {
             let ticket = flying.swap_remove(dice.below(flying.len() as u64) as usize);
@@ -127,20 +99,15 @@ fn dropped_tickets_do_no_harm() {
     let files = files(&[LENGTH]);
     each(&files.paths, |case| {
         for round in 0..5 {
-            let tickets: Vec<Ticket> = (0..40)
-                .map(|i| submit(&*case.backend, range(0, i * 20_000 + round, 20_000)))
-                .collect();
+            let tickets: Vec<Ticket> =
+                (0..40).map(|i| submit(&*case.backend, range(0, i * 20_000 + round, 20_000))).collect();
             for (i, ticket) in tickets.into_iter().enumerate() {
                 let wanted = ticket.range();
                 if i % 3 == 0 {
                     same(&case, &case.backend.wait(ticket).unwrap(), wanted);
                 } else if i % 3 == 1 {
                     let slot = case.backend.cancel(ticket).expect("nothing was lost");
-                    drop(
-                        case.backend
-                            .wait(case.backend.submit(slot, range(0, 5, 20_000)))
-                            .unwrap(),
-                    );
+                    drop(case.backend.wait(case.backend.submit(slot, range(0, 5, 20_000))).unwrap());
                 }
             }
         }
@@ -152,9 +119,8 @@ fn dropped_with_all_reads_in_flight() {
     let files = files(&[LENGTH]);
     for tickets_first in [true, false] {
         each(&files.paths, |Case { backend, .. }| {
-            let mut tickets: Vec<Ticket> = (0..100)
-                .map(|i| submit(&*backend, range(0, i, LENGTH - 100)))
-                .collect();
+            let mut tickets: Vec<Ticket> =
+                (0..100).map(|i| submit(&*backend, range(0, i, LENGTH - 100))).collect();
             if tickets_first {
                 tickets.clear();
             }
@@ -171,33 +137,17 @@ fn on_demand_reads_go_beside_the_tickets() {
     let files = files(&[LENGTH, 5_000]);
     each(&files.paths, |case| {
         let ticket = submit(&*case.backend, range(0, 3, 500_000));
-        for wanted in [
-            range(1, 0, 5_000),
-            range(0, 777, 2_304),
-            range(1, 4_999, 1),
-            range(0, 1, 900_001),
-        ] {
+        for wanted in [range(1, 0, 5_000), range(0, 777, 2_304), range(1, 4_999, 1), range(0, 1, 900_001)] {
             let mut into = vec![0; wanted.len];
             let traffic = case.backend.read(wanted, &mut into).unwrap();
             assert!(into == expected(wanted), "{}", case.name);
-            assert!(
-                traffic.reads >= 1 && traffic.bytes >= wanted.len as u64,
-                "{}: {traffic:?}",
-                case.name
-            );
+            assert!(traffic.reads >= 1 && traffic.bytes >= wanted.len as u64, "{}: {traffic:?}", case.name);
         }
         let error = case.backend.read(range(0, 0, 10), &mut [0; 9]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage, "{}", case.name);
-        let error = case
-            .backend
-            .read(range(1, 4_999, 2), &mut [0; 2])
-            .unwrap_err();
+        let error = case.backend.read(range(1, 4_999, 2), &mut [0; 2]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Shortened, "{}: {error}", case.name);
-        same(
-            &case,
-            &case.backend.wait(ticket).unwrap(),
-            range(0, 3, 500_000),
-        );
+        same(&case, &case.backend.wait(ticket).unwrap(), range(0, 3, 500_000));
     });
 }
 
@@ -213,48 +163,26 @@ fn what_is_not_there_is_an_error_and_gives_the_slot_back() {
             (range(0, end + 1_000_000, 4_096), ErrorKind::Shortened),
             (range(9, 0, 1), ErrorKind::Usage),
         ] {
-            let failed = case
-                .backend
-                .wait(submit(&*case.backend, wanted))
-                .unwrap_err();
+            let failed = case.backend.wait(submit(&*case.backend, wanted)).unwrap_err();
             let error = failed.error;
             assert_eq!(error.kind(), kind, "{}: {error}", case.name);
             if kind == ErrorKind::Shortened && !case.in_memory() {
                 let text = error.to_string();
                 assert_eq!(error.file(), Some(&*files.paths[0]), "{}", case.name);
-                assert!(
-                    text.contains("got shorter") && text.contains(&format!("{}", wanted.len)),
-                    "{text}"
-                );
+                assert!(text.contains("got shorter") && text.contains(&format!("{}", wanted.len)), "{text}");
             }
             let slot = failed.slot.expect("the slot comes back");
-            let filled = case
-                .backend
-                .wait(case.backend.submit(slot, range(0, 0, 1)))
-                .unwrap();
+            let filled = case.backend.wait(case.backend.submit(slot, range(0, 0, 1))).unwrap();
             same(&case, &filled, range(0, 0, 1));
         }
         // Offsets that no file has, up to those that wrap.
-        for offset in [
-            i64::MAX as u64 - 1,
-            i64::MAX as u64,
-            u64::MAX - 4_096,
-            u64::MAX,
-        ] {
+        for offset in [i64::MAX as u64 - 1, i64::MAX as u64, u64::MAX - 4_096, u64::MAX] {
             assert!(
-                case.backend
-                    .wait(submit(&*case.backend, range(0, offset, 4_096)))
-                    .is_err(),
+                case.backend.wait(submit(&*case.backend, range(0, offset, 4_096))).is_err(),
                 "{}",
                 case.name
             );
-            assert!(
-                case.backend
-                    .read(range(0, offset, 4_096), &mut [0; 4_096])
-                    .is_err(),
-                "{}",
-                case.name
-            );
+            assert!(case.backend.read(range(0, offset, 4_096), &mut [0; 4_096]).is_err(), "{}", case.name);
         }
     });
 }
@@ -265,16 +193,8 @@ fn a_slot_too_small_is_an_error() {
     each(&files.paths, |case| {
         let slot = case.backend.slot(10).unwrap();
         if slot.capacity() > 0 {
-            let failed = case
-                .backend
-                .wait(case.backend.submit(slot, range(0, 0, 100_000)))
-                .unwrap_err();
-            assert!(
-                failed.error.to_string().contains("slot"),
-                "{}: {}",
-                case.name,
-                failed.error
-            );
+            let failed = case.backend.wait(case.backend.submit(slot, range(0, 0, 100_000))).unwrap_err();
+            assert!(failed.error.to_string().contains("slot"), "{}: {}", case.name, failed.error);
         }
     });
 }
@@ -288,42 +208,15 @@ fn a_file_cut_in_use_is_an_error_that_names_it() {
         }
         std::fs::write(&files.paths[0], expected(range(0, 0, LENGTH))).unwrap();
         // Every backend is opened while the file has its full length, and cuts it for itself.
-        same(
-            &case,
-            &get(&*case.backend, range(0, 500_000, 100_000)),
-            range(0, 500_000, 100_000),
-        );
-        OpenOptions::new()
-            .write(true)
-            .open(&files.paths[0])
-            .unwrap()
-            .set_len(409_600)
-            .unwrap();
-        for wanted in [
-            range(0, 500_000, 100_000),
-            range(0, 400_000, 100_000),
-            range(0, 409_600, 1),
-        ] {
-            let error = case
-                .backend
-                .wait(submit(&*case.backend, wanted))
-                .unwrap_err()
-                .error;
+        same(&case, &get(&*case.backend, range(0, 500_000, 100_000)), range(0, 500_000, 100_000));
+        OpenOptions::new().write(true).open(&files.paths[0]).unwrap().set_len(409_600).unwrap();
+        for wanted in [range(0, 500_000, 100_000), range(0, 400_000, 100_000), range(0, 409_600, 1)] {
+            let error = case.backend.wait(submit(&*case.backend, wanted)).unwrap_err().error;
             assert_eq!(error.kind(), ErrorKind::Shortened, "{}: {error}", case.name);
             assert_eq!(error.file(), Some(&*files.paths[0]));
         }
-        assert!(
-            case.backend
-                .read(range(0, 409_599, 2), &mut [0; 2])
-                .is_err(),
-            "{}",
-            case.name
-        );
-        same(
-            &case,
-            &get(&*case.backend, range(0, 309_600, 100_000)),
-            range(0, 309_600, 100_000),
-        );
+        assert!(case.backend.read(range(0, 409_599, 2), &mut [0; 2]).is_err(), "{}", case.name);
+        same(&case, &get(&*case.backend, range(0, 309_600, 100_000)), range(0, 309_600, 100_000));
         std::fs::write(&files.paths[0], expected(range(0, 0, LENGTH))).unwrap();
     });
 }
@@ -331,41 +224,21 @@ fn a_file_cut_in_use_is_an_error_that_names_it() {
 #[test]
 fn a_cut_is_noticed_in_memory_too() {
     let memory = Memory::new(vec![vec![1; 100]]);
-    memory.set_faults(sluice_loader::Faults {
-        cut: Some(50),
-        ..Default::default()
-    });
-    let error = memory
-        .wait(submit(&memory, range(0, 49, 2)))
-        .unwrap_err()
-        .error;
+    memory.set_faults(sluice_loader::Faults { cut: Some(50), ..Default::default() });
+    let error = memory.wait(submit(&memory, range(0, 49, 2))).unwrap_err().error;
     assert_eq!(error.kind(), ErrorKind::Shortened);
-    assert!(
-        error.to_string().contains("wanted 2 bytes, got 1"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("wanted 2 bytes, got 1"), "{error}");
 }
 
 #[test]
 fn mmap_notices_at_the_next_pass_that_the_file_changed() {
     let files = files(&[LENGTH]);
-    let options = Options {
-        backend: Choice::Mmap,
-        ..Options::default()
-    };
+    let options = Options { backend: Choice::Mmap, ..Options::default() };
     let backend = open(&files.paths, &options).unwrap().backend;
     backend.begin_pass().unwrap();
-    OpenOptions::new()
-        .write(true)
-        .open(&files.paths[0])
-        .unwrap()
-        .set_len(LENGTH as u64 - 1)
-        .unwrap();
+    OpenOptions::new().write(true).open(&files.paths[0]).unwrap().set_len(LENGTH as u64 - 1).unwrap();
     let error = backend.begin_pass().unwrap_err();
-    assert_eq!(
-        (error.kind(), error.file()),
-        (ErrorKind::Changed, Some(&*files.paths[0]))
-    );
+    assert_eq!((error.kind(), error.file()), (ErrorKind::Changed, Some(&*files.paths[0])));
 }
 
 #[test]
@@ -381,10 +254,7 @@ fn several_threads_wait_at_once() {
                         let tickets: Vec<Ticket> = (0..4)
                             .map(|_| {
                                 let offset = dice.below(LENGTH as u64 - 60_000);
-                                submit(
-                                    &*case.backend,
-                                    range(0, offset, 1 + dice.below(60_000) as usize),
-                                )
+                                submit(&*case.backend, range(0, offset, 1 + dice.below(60_000) as usize))
                             })
                             .collect();
                         for ticket in tickets.into_iter().rev() {
@@ -405,9 +275,7 @@ fn reads_outlive_the_thread_that_submitted_them() {
         for round in 0..20 {
             let tickets: Vec<Ticket> = thread::scope(|scope| {
                 let submitting = scope.spawn(|| {
-                    (0..30)
-                        .map(|i| submit(&*case.backend, range(0, i * 30_000 + round, 30_000)))
-                        .collect()
+                    (0..30).map(|i| submit(&*case.backend, range(0, i * 30_000 + round, 30_000))).collect()
                 });
                 submitting.join().unwrap()
             });
@@ -427,17 +295,12 @@ fn a_stream_gives_every_byte_in_every_pass() {
         for (file, length, chunk) in [(0, LENGTH, 33_333), (1, 70_000, 21_000)] {
             for (i, offset) in (0..length).step_by(chunk).enumerate() {
                 let range = range(file, offset as u64, chunk.min(length - offset));
-                steps.push(Step {
-                    range,
-                    loans: 2,
-                    resident: i % 4 == 1,
-                });
+                steps.push(Step { range, loans: 2, resident: i % 4 == 1 });
             }
         }
         let count = steps.len() as u64;
         let short = (0..count as u32 / 2).collect();
-        let schedule =
-            Schedule::new(steps.clone(), vec![short, (0..count as u32).collect()]).unwrap();
+        let schedule = Schedule::new(steps.clone(), vec![short, (0..count as u32).collect()]).unwrap();
         let stream = Stream::new(Arc::clone(&case.backend), schedule, 2).unwrap();
         let mut order: Vec<u32> = Vec::new();
         for kind in [1, 0, 1, 1] {
@@ -454,33 +317,18 @@ fn a_stream_gives_every_byte_in_every_pass() {
                             return;
                         };
                         let loan = stream.loan(turn / 2).unwrap();
-                        assert!(
-                            *loan == expected(steps[step as usize].range),
-                            "{}",
-                            case.name
-                        );
+                        assert!(*loan == expected(steps[step as usize].range), "{}", case.name);
                     }
                 });
             }
         });
         let stats = stream.stats();
-        let streamed: u64 = [1, 0, 1, 1]
-            .iter()
-            .map(|&kind| stream.streamed_bytes(kind))
-            .sum();
+        let streamed: u64 = [1, 0, 1, 1].iter().map(|&kind| stream.streamed_bytes(kind)).sum();
         assert_eq!(stats.passes, 4);
         let wanted = streamed + stream.resident_bytes();
-        assert!(
-            stats.bytes_read >= wanted && stats.bytes_read < wanted * 3 / 2,
-            "{}: {stats:?}",
-            case.name
-        );
+        assert!(stats.bytes_read >= wanted && stats.bytes_read < wanted * 3 / 2, "{}: {stats:?}", case.name);
         if !case.backend.direct() {
-            assert_eq!(
-                stats.bytes_read, wanted,
-                "{}: residents are read once",
-                case.name
-            );
+            assert_eq!(stats.bytes_read, wanted, "{}: residents are read once", case.name);
         }
     });
 }
@@ -488,36 +336,15 @@ fn a_stream_gives_every_byte_in_every_pass() {
 #[test]
 fn names_that_open_refuses() {
     let files = files(&[100]);
-    let wrong = Options {
-        backend: Choice::Mmap,
-        direct: Direct::On,
-        ..Options::default()
-    };
-    assert_eq!(
-        open(&files.paths, &wrong).err().unwrap().kind(),
-        ErrorKind::Usage
-    );
+    let wrong = Options { backend: Choice::Mmap, direct: Direct::On, ..Options::default() };
+    assert_eq!(open(&files.paths, &wrong).err().unwrap().kind(), ErrorKind::Usage);
     for backend in [Choice::Auto, Choice::Mmap, Choice::Pread] {
-        let options = Options {
-            backend,
-            ..Options::default()
-        };
+        let options = Options { backend, ..Options::default() };
         let missing = files.folder.path().join("missing.gguf");
-        let error = open(std::slice::from_ref(&missing), &options)
-            .err()
-            .unwrap();
-        assert_eq!(
-            (error.kind(), error.file()),
-            (ErrorKind::Open, Some(&*missing))
-        );
-        let error = open(&[files.folder.path().to_owned()], &options)
-            .err()
-            .unwrap();
-        assert_eq!(
-            error.kind(),
-            ErrorKind::Open,
-            "a folder is no file: {error}"
-        );
+        let error = open(std::slice::from_ref(&missing), &options).err().unwrap();
+        assert_eq!((error.kind(), error.file()), (ErrorKind::Open, Some(&*missing)));
+        let error = open(&[files.folder.path().to_owned()], &options).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Open, "a folder is no file: {error}");
     }
 }
 
@@ -525,33 +352,12 @@ fn names_that_open_refuses() {
 fn auto_says_what_it_chose() {
     let files = files(&[LENGTH]);
     let opened = open(&files.paths, &Options::default()).unwrap();
-    assert!(
-        opened.notes.iter().any(|note| note.contains("page cache")),
-        "{:?}",
-        opened.notes
-    );
-    assert!(
-        opened
-            .notes
-            .iter()
-            .any(|note| note.contains(opened.backend.name())),
-        "{:?}",
-        opened.notes
-    );
-    assert!(
-        !opened.backend.direct(),
-        "a file just written is in the page cache"
-    );
-    let all = Options {
-        all_resident: true,
-        ..Options::default()
-    };
+    assert!(opened.notes.iter().any(|note| note.contains("page cache")), "{:?}", opened.notes);
+    assert!(opened.notes.iter().any(|note| note.contains(opened.backend.name())), "{:?}", opened.notes);
+    assert!(!opened.backend.direct(), "a file just written is in the page cache");
+    let all = Options { all_resident: true, ..Options::default() };
     assert_eq!(open(&files.paths, &all).unwrap().backend.name(), "mmap");
-    let named = Options {
-        backend: Choice::Pread,
-        direct: Direct::Off,
-        ..Options::default()
-    };
+    let named = Options { backend: Choice::Pread, direct: Direct::Off, ..Options::default() };
     let opened = open(&files.paths, &named).unwrap();
     assert_eq!((opened.backend.name(), opened.notes.len()), ("pread", 0));
 }
@@ -561,17 +367,10 @@ fn a_file_that_takes_no_direct_reads() {
     // Files that the kernel makes up are never read directly.
     let paths = [PathBuf::from("/proc/version")];
     for backend in [Choice::Pread, Choice::Uring] {
-        let named = Options {
-            backend,
-            direct: Direct::On,
-            ..Options::default()
-        };
+        let named = Options { backend, direct: Direct::On, ..Options::default() };
         let error = open(&paths, &named).err().unwrap();
         if error.kind() != ErrorKind::Unavailable {
-            assert_eq!(
-                (error.kind(), error.file()),
-                (ErrorKind::NoDirect, Some(&*paths[0]))
-            );
+            assert_eq!((error.kind(), error.file()), (ErrorKind::NoDirect, Some(&*paths[0])));
             assert!(error.to_string().contains("--direct off"), "{error}");
         }
     }

@@ -10,9 +10,7 @@ use std::sync::Arc as StdArc;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
-use sluice_loader::{
-    ByteRange, Error, ErrorKind, Faults, FileIndex, Memory, Schedule, Step, Stream,
-};
+use sluice_loader::{ByteRange, Error, ErrorKind, Faults, FileIndex, Memory, Schedule, Step, Stream};
 
 /// Bytes per step: the content does not matter, only whose it is.
 const LEN: usize = 4;
@@ -43,11 +41,7 @@ fn stream(
         Memory::new(vec![bytes]).eager(depth)
     });
     let steps = (0..count).map(|step| Step {
-        range: ByteRange {
-            file: FileIndex(0),
-            offset: u64::from(step) * LEN as u64,
-            len: LEN,
-        },
+        range: ByteRange { file: FileIndex(0), offset: u64::from(step) * LEN as u64, len: LEN },
         loans,
         resident: residents.contains(&step),
     });
@@ -73,11 +67,7 @@ fn dealt(
             stream.announce(kind);
             order.extend(stream.schedule().pass(kind));
         }
-        let (stream, order, next) = (
-            Arc::new(stream),
-            StdArc::new(order),
-            Arc::new(AtomicU64::new(0)),
-        );
+        let (stream, order, next) = (Arc::new(stream), StdArc::new(order), Arc::new(AtomicU64::new(0)));
         let work = {
             let (stream, order, next) = (stream.clone(), order.clone(), next.clone());
             move || {
@@ -97,16 +87,8 @@ fn dealt(
             other.join().unwrap();
         }
         assert_eq!(stream.stats().passes, kinds.len() as u64);
-        let streamed = if residents.len() < count as usize {
-            workers + depth
-        } else {
-            0
-        };
-        assert_eq!(
-            memory.slots_made() as usize,
-            streamed + residents.len(),
-            "none was lost"
-        );
+        let streamed = if residents.len() < count as usize { workers + depth } else { 0 };
+        assert_eq!(memory.slots_made() as usize, streamed + residents.len(), "none was lost");
     });
 }
 
@@ -196,15 +178,8 @@ fn an_error_reaches_everybody() {
     for depth in [0, 1] {
         check(move || {
             let (memory, stream) = stream(depth, 2, 4, 1, &[2]);
-            let bad = ByteRange {
-                file: FileIndex(0),
-                offset: LEN as u64,
-                len: 1,
-            };
-            memory.set_faults(Faults {
-                fail: vec![bad],
-                ..Faults::default()
-            });
+            let bad = ByteRange { file: FileIndex(0), offset: LEN as u64, len: 1 };
+            memory.set_faults(Faults { fail: vec![bad], ..Faults::default() });
             stream.announce(0);
             let (stream, next) = (Arc::new(stream), Arc::new(AtomicU64::new(0)));
             let work = {
@@ -226,17 +201,12 @@ fn an_error_reaches_everybody() {
             let mine = work();
             drop(work);
             let both = [mine, other.join().unwrap()];
-            assert!(
-                both.contains(&Some(ErrorKind::Read)),
-                "the worker of step 1 gets its error"
-            );
+            assert!(both.contains(&Some(ErrorKind::Read)), "the worker of step 1 gets its error");
             assert!(
                 both.iter().flatten().all(|&kind| kind == ErrorKind::Read),
                 "and no other error is to be seen"
             );
-            let mut stream = Arc::try_unwrap(stream)
-                .ok()
-                .expect("the other worker is gone");
+            let mut stream = Arc::try_unwrap(stream).ok().expect("the other worker is gone");
             memory.set_faults(Faults::default());
             stream.rewind().unwrap();
             let first = stream.announce(0);

@@ -67,18 +67,12 @@ fn walking_keeps_memory_bounded() {
             table_most = table_most.max(status("VmPTE:"));
         }
     }
-    assert!(
-        file_most < file_before + FILE_BOUND_KB,
-        "RssFile: {file_before} kB before, {file_most} at most"
-    );
+    assert!(file_most < file_before + FILE_BOUND_KB, "RssFile: {file_before} kB before, {file_most} at most");
     assert!(
         table_most < table_before + TABLE_BOUND_KB,
         "VmPTE: {table_before} kB before, {table_most} at most"
     );
     // What the last chunk's neighbours brought in goes with it.
     let after = status("RssFile:");
-    assert!(
-        after < file_before + 2048,
-        "RssFile: {file_before} kB before, {after} after"
-    );
+    assert!(after < file_before + 2048, "RssFile: {file_before} kB before, {after} after");
 }

@@ -12,8 +12,8 @@ use common::{expected, range};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 use sluice_loader::{
-    Backend, ByteRange, Error, ErrorKind, Failed, Faults, Filled, Memory, Schedule, Slot, Step,
-    Stream, Ticket, Traffic,
+    Backend, ByteRange, Error, ErrorKind, Failed, Faults, Filled, Memory, Schedule, Slot, Step, Stream,
+    Ticket, Traffic,
 };
 
 /// Length of each of the two files in bytes.
@@ -35,13 +35,7 @@ struct Plan {
 }
 
 fn plans() -> impl Strategy<Value = Plan> {
-    let step = (
-        0..2u16,
-        0..LENGTH - 1,
-        1..600usize,
-        1..4u32,
-        prop::bool::weighted(0.3),
-    );
+    let step = (0..2u16, 0..LENGTH - 1, 1..600usize, 1..4u32, prop::bool::weighted(0.3));
     let step = step.prop_map(|(file, offset, len, loans, resident)| Step {
         range: range(file, offset, len.min((LENGTH - offset) as usize)),
         loans,
@@ -49,42 +43,30 @@ fn plans() -> impl Strategy<Value = Plan> {
     });
     prop::collection::vec(step, 1..12).prop_flat_map(|steps| {
         let pass = prop::collection::vec(0..steps.len() as u32, 1..14);
-        let order = (
-            prop::collection::vec(pass, 1..4),
-            prop::collection::vec(0..64usize, 1..5),
-            0..3usize,
-        );
+        let order = (prop::collection::vec(pass, 1..4), prop::collection::vec(0..64usize, 1..5), 0..3usize);
         let shape = (order, 1..4usize, 0..4usize, any::<u64>(), 0..200u64);
-        shape.prop_map(
-            move |((passes, kinds, ahead), workers, depth, seed, micros)| Plan {
-                steps: steps.clone(),
-                kinds: kinds.iter().map(|kind| kind % passes.len()).collect(),
-                passes,
-                ahead,
-                workers,
-                depth,
-                faults: Faults {
-                    seed,
-                    delay: Duration::from_micros(micros),
-                    split_one_in: 3,
-                    ..Faults::default()
-                },
+        shape.prop_map(move |((passes, kinds, ahead), workers, depth, seed, micros)| Plan {
+            steps: steps.clone(),
+            kinds: kinds.iter().map(|kind| kind % passes.len()).collect(),
+            passes,
+            ahead,
+            workers,
+            depth,
+            faults: Faults {
+                seed,
+                delay: Duration::from_micros(micros),
+                split_one_in: 3,
+                ..Faults::default()
             },
-        )
+        })
     })
 }
 
 impl Plan {
     fn start(&self) -> (Arc<Memory>, Stream) {
-        let files = (0..2)
-            .map(|file| expected(range(file, 0, LENGTH as usize)))
-            .collect();
+        let files = (0..2).map(|file| expected(range(file, 0, LENGTH as usize))).collect();
         let memory = Memory::new(files);
-        let memory = Arc::new(if self.depth == 0 {
-            memory
-        } else {
-            memory.eager(self.depth)
-        });
+        let memory = Arc::new(if self.depth == 0 { memory } else { memory.eager(self.depth) });
         memory.set_faults(self.faults.clone());
         let schedule = Schedule::new(self.steps.clone(), self.passes.clone()).unwrap();
         let stream = Stream::new(memory.clone(), schedule, self.workers).unwrap();
@@ -119,69 +101,37 @@ impl Plan {
                 }
                 drop(announced);
                 let loan = stream.loan(position)?;
-                assert!(
-                    *loan == expected(self.steps[step as usize].range),
-                    "other bytes at {position}"
-                );
+                assert!(*loan == expected(self.steps[step as usize].range), "other bytes at {position}");
                 assert_eq!(loan.position(), position);
             }
         };
         thread::scope(|scope| {
             let workers: Vec<_> = (0..self.workers).map(|_| scope.spawn(work)).collect();
-            workers
-                .into_iter()
-                .map(|worker| worker.join().unwrap())
-                .collect()
+            workers.into_iter().map(|worker| worker.join().unwrap()).collect()
         })
     }
 
     /// Steps and bytes that are read: every streamed position, every resident that is met.
     fn reads(&self) -> (u64, u64) {
-        let mut positions: Vec<u32> = self
-            .kinds
-            .iter()
-            .flat_map(|&kind| self.passes[kind].clone())
-            .collect();
+        let mut positions: Vec<u32> = self.kinds.iter().flat_map(|&kind| self.passes[kind].clone()).collect();
         positions.sort_unstable();
         let residents = |step: &u32| self.steps[*step as usize].resident;
-        let streamed = positions
-            .clone()
-            .into_iter()
-            .filter(|step| !residents(step));
+        let streamed = positions.clone().into_iter().filter(|step| !residents(step));
         let mut read: Vec<u32> = streamed.collect();
         positions.dedup();
         read.extend(positions.iter().filter(|step| residents(step)));
-        (
-            read.len() as u64,
-            read.iter()
-                .map(|&step| self.steps[step as usize].range.len as u64)
-                .sum(),
-        )
+        (read.len() as u64, read.iter().map(|&step| self.steps[step as usize].range.len as u64).sum())
     }
 
     fn residents_met(&self) -> u64 {
-        let met = |step: usize| {
-            self.kinds
-                .iter()
-                .any(|&kind| self.passes[kind].contains(&(step as u32)))
-        };
-        (0..self.steps.len())
-            .filter(|&step| self.steps[step].resident && met(step))
-            .count() as u64
+        let met = |step: usize| self.kinds.iter().any(|&kind| self.passes[kind].contains(&(step as u32)));
+        (0..self.steps.len()).filter(|&step| self.steps[step].resident && met(step)).count() as u64
     }
 
     /// Slots for streamed steps: none when nothing is streamed.
     fn slots(&self) -> u64 {
-        let streamed = self
-            .passes
-            .iter()
-            .flatten()
-            .any(|&step| !self.steps[step as usize].resident);
-        if streamed {
-            (self.workers + self.depth) as u64
-        } else {
-            0
-        }
+        let streamed = self.passes.iter().flatten().any(|&step| !self.steps[step as usize].resident);
+        if streamed { (self.workers + self.depth) as u64 } else { 0 }
     }
 }
 
@@ -282,13 +232,8 @@ proptest! {
 /// Two workers' worth of slots over steps of 10 bytes, lent `loans` times each.
 fn simple(loans: u32, count: u32) -> (Arc<Memory>, Stream) {
     let memory = Arc::new(Memory::new(vec![expected(range(0, 0, LENGTH as usize))]));
-    let step = |i| Step {
-        range: range(0, u64::from(i) * 10, 10),
-        loans,
-        resident: false,
-    };
-    let schedule =
-        Schedule::new((0..count).map(step).collect(), vec![(0..count).collect()]).unwrap();
+    let step = |i| Step { range: range(0, u64::from(i) * 10, 10), loans, resident: false };
+    let schedule = Schedule::new((0..count).map(step).collect(), vec![(0..count).collect()]).unwrap();
     let stream = Stream::new(memory.clone(), schedule, 2).unwrap();
     (memory, stream)
 }
@@ -334,10 +279,7 @@ fn a_panicking_worker_frees_the_others() {
         });
         assert!(broken.join().is_err());
         // Without the other half of the loans it would wait for ever.
-        assert_eq!(
-            other.join().unwrap().unwrap_err().kind(),
-            ErrorKind::Stopped
-        );
+        assert_eq!(other.join().unwrap().unwrap_err().kind(), ErrorKind::Stopped);
     });
     stream.rewind().unwrap();
     let first = stream.announce(0);
@@ -380,10 +322,7 @@ impl Backend for Paired {
         *begun += 1;
         self.more.notify_all();
         let even = begun.next_multiple_of(2);
-        let (begun, end) = self
-            .more
-            .wait_timeout_while(begun, STUCK, |begun| *begun < even)
-            .unwrap();
+        let (begun, end) = self.more.wait_timeout_while(begun, STUCK, |begun| *begun < even).unwrap();
         assert!(!end.timed_out(), "nobody began read {even}");
         drop(begun);
         self.memory.wait(ticket)
@@ -413,16 +352,8 @@ impl Backend for Paired {
 #[test]
 fn two_workers_on_one_step_read_two() {
     let memory = Memory::new(vec![expected(range(0, 0, LENGTH as usize))]);
-    let paired = Paired {
-        memory,
-        begun: Mutex::new(0),
-        more: Condvar::new(),
-    };
-    let step = |i: u32| Step {
-        range: range(0, u64::from(i) * 10, 10),
-        loans: 2,
-        resident: i == 3,
-    };
+    let paired = Paired { memory, begun: Mutex::new(0), more: Condvar::new() };
+    let step = |i: u32| Step { range: range(0, u64::from(i) * 10, 10), loans: 2, resident: i == 3 };
     let schedule = Schedule::new((0..4).map(step).collect(), vec![(0..4).collect()]).unwrap();
     let stream = Stream::new(Arc::new(paired), schedule, 2).unwrap();
     stream.announce(0);
@@ -438,25 +369,13 @@ fn two_workers_on_one_step_read_two() {
 #[test]
 fn residents_do_not_all_fly_at_once() {
     let memory = Arc::new(Memory::new(vec![expected(range(0, 0, LENGTH as usize))]).eager(3));
-    let step = |i: u32| Step {
-        range: range(0, u64::from(i) * 10, 10),
-        loans: 1,
-        resident: true,
-    };
+    let step = |i: u32| Step { range: range(0, u64::from(i) * 10, 10), loans: 1, resident: true };
     let schedule = Schedule::new((0..20).map(step).collect(), vec![(0..20).collect()]).unwrap();
     let stream = Stream::new(memory.clone(), schedule, 2).unwrap();
     let first = stream.announce(0);
-    assert_eq!(
-        memory.slots_made(),
-        5,
-        "as many as there are workers and reads ahead"
-    );
+    assert_eq!(memory.slots_made(), 5, "as many as there are workers and reads ahead");
     let held = stream.loan(first).unwrap();
-    assert_eq!(
-        memory.slots_made(),
-        6,
-        "one has landed, one more was sent off"
-    );
+    assert_eq!(memory.slots_made(), 6, "one has landed, one more was sent off");
     drop(held);
     for position in first + 1..first + 20 {
         drop(stream.loan(position).unwrap());
@@ -480,11 +399,7 @@ fn stopped_until_rewound() {
     let first = stream.announce(0);
     stream.stop(Error::new(ErrorKind::Stopped, "go on"));
     stream.stop(Error::new(ErrorKind::Usage, "do anything else"));
-    assert_eq!(
-        stream.loan(first).err().unwrap().kind(),
-        ErrorKind::Stopped,
-        "the first reason stays"
-    );
+    assert_eq!(stream.loan(first).err().unwrap().kind(), ErrorKind::Stopped, "the first reason stays");
     stream.rewind().unwrap();
     let first = stream.announce(0);
     assert!(stream.loan(first).is_ok());

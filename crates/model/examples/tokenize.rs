@@ -8,17 +8,12 @@ use std::time::Instant;
 use sluice_model::open_tokenizer;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let path = std::env::args_os()
-        .nth(1)
-        .ok_or("usage: tokenize MODEL.gguf")?;
+    let path = std::env::args_os().nth(1).ok_or("usage: tokenize MODEL.gguf")?;
     let began = Instant::now();
     let tokenizer = open_tokenizer(path.as_ref())?;
     let seconds = began.elapsed().as_secs_f64();
     let heap = tokenizer.heap_bytes();
-    println!(
-        "{} tokens, {heap} bytes, loaded in {seconds:.3} s",
-        tokenizer.vocab_size()
-    );
+    println!("{} tokens, {heap} bytes, loaded in {seconds:.3} s", tokenizer.vocab_size());
     for warning in tokenizer.warnings() {
         println!("warning: {warning}");
     }
@@ -29,11 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let began = Instant::now();
         let ids = tokenizer.encode(text.as_bytes(), true, true).len();
         let seconds = began.elapsed().as_secs_f64();
-        println!(
-            "{:6.0} ms for 1 MB of {:.12?}: {ids} ids",
-            seconds * 1e3,
-            unit
-        );
+        println!("{:6.0} ms for 1 MB of {:.12?}: {ids} ids", seconds * 1e3, unit);
     }
     Ok(())
 }

@@ -83,11 +83,7 @@ impl Config {
                 ));
             }
         };
-        let keys = Keys {
-            gguf,
-            path,
-            arch: &arch,
-        };
+        let keys = Keys { gguf, path, arch: &arch };
         keys.refuse_experts()?;
         let layers = keys.count("block_count")?;
         let dim = keys.count("embedding_length")?;
@@ -103,9 +99,7 @@ impl Config {
                 ));
             }
         };
-        let value_len = keys
-            .optional_count("attention.value_length")?
-            .unwrap_or(key_len);
+        let value_len = keys.optional_count("attention.value_length")?.unwrap_or(key_len);
         let eps_key = "attention.layer_norm_rms_epsilon";
         let eps = match keys.gguf.float(&keys.full(eps_key))? {
             Some(e) if (0.0..1.0).contains(&e) => e as f32,
@@ -183,11 +177,7 @@ impl Keys<'_> {
                     format!("wanted one entry per layer ({layers}), found an array of {found}"),
                 ));
             }
-            self.gguf
-                .ints(&full)?
-                .into_iter()
-                .flatten()
-                .collect::<Result<Vec<i64>, _>>()?
+            self.gguf.ints(&full)?.into_iter().flatten().collect::<Result<Vec<i64>, _>>()?
         } else {
             let all = self.optional_count(name)?.unwrap_or(heads);
             vec![all as i64; layers]
@@ -196,10 +186,10 @@ impl Keys<'_> {
             .into_iter()
             .map(|n| match usize::try_from(n) {
                 Ok(n) if n > 0 && heads.is_multiple_of(n) => Ok(n),
-                _ => Err(self.wrong(
-                    name,
-                    format!("wanted a divisor of the {heads} attention heads, found {n}"),
-                )),
+                _ => {
+                    Err(self
+                        .wrong(name, format!("wanted a divisor of the {heads} attention heads, found {n}")))
+                }
             })
             .collect()
     }
@@ -221,17 +211,13 @@ impl Keys<'_> {
             None => key_len,
             Some(n) if n > 0 && n <= key_len as u64 => n as usize,
             Some(n) => {
-                return Err(self.wrong(
-                    name,
-                    format!("wanted 1 to the head size {key_len}, found {n}"),
-                ));
+                return Err(self.wrong(name, format!("wanted 1 to the head size {key_len}, found {n}")));
             }
         };
         if !dim.is_multiple_of(2) {
-            return Err(self.wrong(
-                name,
-                format!("rotation works on pairs: wanted an even number, found {dim}"),
-            ));
+            return Err(
+                self.wrong(name, format!("rotation works on pairs: wanted an even number, found {dim}"))
+            );
         }
         let name = "rope.freq_base";
         // 10000 is the base of the original rotary embedding, and what a file means that does not name one.
@@ -239,12 +225,7 @@ impl Keys<'_> {
         if !(base.is_finite() && base > 0.0) {
             return Err(self.wrong(name, format!("wanted a positive number, found {base}")));
         }
-        Ok(RopeConfig {
-            style,
-            dim,
-            base,
-            linear_factor: self.linear_factor()?,
-        })
+        Ok(RopeConfig { style, dim, base, linear_factor: self.linear_factor()? })
     }
 
     /// Linear scaling: `rope.scaling.type` linear (or unsaid) with a factor, or the older `rope.scale_linear`.

@@ -13,10 +13,7 @@ pub struct Digest {
 
 impl Default for Digest {
     fn default() -> Self {
-        Self {
-            state: Self::START,
-            rows: 0,
-        }
+        Self { state: Self::START, rows: 0 }
     }
 }
 
@@ -30,9 +27,7 @@ impl Digest {
     pub fn add(&mut self, row: &[f32]) {
         let mut h = self.state ^ (row.len() as u64);
         for v in row {
-            h = (h ^ u64::from(v.to_bits()))
-                .wrapping_mul(Self::STEP)
-                .rotate_left(29);
+            h = (h ^ u64::from(v.to_bits())).wrapping_mul(Self::STEP).rotate_left(29);
         }
         self.state = h;
         self.rows += 1;
@@ -63,10 +58,7 @@ mod tests {
         assert_eq!(base, of(&[&[1.0, 2.0], &[3.0, 4.0]]));
         assert_ne!(base, of(&[&[3.0, 4.0], &[1.0, 2.0]]));
         assert_ne!(base, of(&[&[1.0, 2.0, 3.0, 4.0]]));
-        assert_ne!(
-            base,
-            of(&[&[1.0, 2.0], &[3.0, f32::from_bits(4.0f32.to_bits() ^ 1)]])
-        );
+        assert_ne!(base, of(&[&[1.0, 2.0], &[3.0, f32::from_bits(4.0f32.to_bits() ^ 1)]]));
         assert_ne!(of(&[&[0.0]]), of(&[&[-0.0]]));
     }
 }

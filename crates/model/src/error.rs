@@ -109,18 +109,11 @@ impl Error {
     }
 
     pub(crate) fn key(path: &Path, key: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self::Key {
-            path: path.to_owned(),
-            key: key.into(),
-            problem: problem.into(),
-        }
+        Self::Key { path: path.to_owned(), key: key.into(), problem: problem.into() }
     }
 
     pub(crate) fn tensor(path: &Path, problem: impl Into<String>) -> Self {
-        Self::Tensor {
-            path: path.to_owned(),
-            problem: problem.into(),
-        }
+        Self::Tensor { path: path.to_owned(), problem: problem.into() }
     }
 }
 
@@ -133,9 +126,7 @@ fn advice(wanted: usize, longest: usize) -> String {
     if wanted <= longest {
         format!("raise --ctx (this model allows up to {longest})")
     } else {
-        format!(
-            "shorten the prompt: --ctx can be at most {longest}, as this model was trained for no more"
-        )
+        format!("shorten the prompt: --ctx can be at most {longest}, as this model was trained for no more")
     }
 }
 
@@ -151,30 +142,17 @@ mod tests {
         for error in [
             Error::key(bad, "llama.x", "wanted 1\n"),
             Error::tensor(bad, "t\n"),
-            Error::NonFinite {
-                path: bad.into(),
-                position: 1,
-                id: 2,
-                value: f32::NAN,
-            },
+            Error::NonFinite { path: bad.into(), position: 1, id: 2, value: f32::NAN },
             Error::Stream(read),
         ] {
             let line = error.to_string();
-            assert!(
-                line.contains(shown) && !line.contains(char::is_control),
-                "{line:?}"
-            );
+            assert!(line.contains(shown) && !line.contains(char::is_control), "{line:?}");
         }
     }
 
     #[test]
     fn a_longer_context_is_advised_only_where_it_helps() {
-        let error = |wanted| Error::Context {
-            context: 8,
-            wanted,
-            longest: 16,
-            detail: "a prompt".into(),
-        };
+        let error = |wanted| Error::Context { context: 8, wanted, longest: 16, detail: "a prompt".into() };
         assert!(error(16).to_string().contains("raise --ctx"));
         let beyond = error(17).to_string();
         assert!(

@@ -54,20 +54,14 @@ impl Llama {
         let divisors = find.optional_vector("rope_freqs.weight", rope.dim / 2)?;
         let freqs = RopeFreqs::new(rope.base, rope.dim, rope.linear_factor, divisors.as_deref())
             // The metadata was checked before: what is left to be wrong is a divisor.
-            .map_err(|e| {
-                Error::tensor(&gguf.paths()[0], format!("tensor rope_freqs.weight: {e}"))
-            })?;
+            .map_err(|e| Error::tensor(&gguf.paths()[0], format!("tensor rope_freqs.weight: {e}")))?;
         let mut layers = Vec::new();
         for (i, kv_heads) in config.kv_heads.iter().enumerate() {
             layers.push(Layer::find(&mut find, &config, i, *kv_heads)?);
         }
         let norm = find.norm("output_norm.weight", config.dim)?;
         let tied = !find.has("output.weight");
-        let head = if tied {
-            embedding
-        } else {
-            find.matrix("output.weight", None, config.dim)?
-        };
+        let head = if tied { embedding } else { find.matrix("output.weight", None, config.dim)? };
         let rows = find.rows(head);
         let embeddings = find.rows(embedding);
         if rows != embeddings {
@@ -80,22 +74,8 @@ impl Llama {
         }
         let bias = find.optional_vector("output.bias", rows)?;
         let (table, warnings) = find.finish(config.layers())?;
-        let output = Output {
-            norm,
-            head: Linear { weight: head, bias },
-            rows,
-        };
-        Ok((
-            Self {
-                config,
-                embedding,
-                layers,
-                output,
-                freqs,
-            },
-            table,
-            warnings,
-        ))
+        let output = Output { norm, head: Linear { weight: head, bias }, rows };
+        Ok((Self { config, embedding, layers, output, freqs }, table, warnings))
     }
 
     /// The groups of matrices that each kind of pass asks for, in the order of [`PassKind::ALL`]: the pass run
@@ -144,11 +124,7 @@ impl Llama {
         let pairs = self.freqs.pairs();
         let cos = sized(&mut pass.state.cos, pass.tokens * pairs);
         let sin = sized(&mut pass.state.sin, pass.tokens * pairs);
-        for (t, (cos, sin)) in cos
-            .chunks_exact_mut(pairs)
-            .zip(sin.chunks_exact_mut(pairs))
-            .enumerate()
-        {
+        for (t, (cos, sin)) in cos.chunks_exact_mut(pairs).zip(sin.chunks_exact_mut(pairs)).enumerate() {
             self.freqs.angles(pass.first + t, cos, sin);
         }
     }
@@ -157,10 +133,7 @@ impl Llama {
 impl Layer {
     fn find(find: &mut Finder<'_>, config: &Config, layer: usize, kv_heads: usize) -> Result<Self> {
         let (dim, ffn) = (config.dim, config.ffn);
-        let (q, o) = (
-            config.heads * config.key_len,
-            config.heads * config.value_len,
-        );
+        let (q, o) = (config.heads * config.key_len, config.heads * config.value_len);
         let (k, v) = (kv_heads * config.key_len, kv_heads * config.value_len);
         let name = |part: &str| format!("blk.{layer}.{part}");
         let linear = |find: &mut Finder<'_>, part: &str, rows, cols| -> Result<Linear> {

@@ -79,9 +79,7 @@ pub fn generate(
     mut emit: impl FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Outcome> {
     let began = Instant::now();
-    let room = session
-        .context()
-        .saturating_sub(session.position() + prompt.len());
+    let room = session.context().saturating_sub(session.position() + prompt.len());
     // The last token that is chosen needs no position of its own.
     let most = options.max_tokens.min(room + 1);
     let mut history = prompt.to_vec();
@@ -91,11 +89,7 @@ pub fn generate(
     let mut out = Outcome {
         text: String::new(),
         ids: Vec::new(),
-        stop_reason: if most < options.max_tokens {
-            StopReason::Context
-        } else {
-            StopReason::Limit
-        },
+        stop_reason: if most < options.max_tokens { StopReason::Context } else { StopReason::Limit },
         first_token: None,
         prefill_tok_s: None,
         decode_tok_s: None,
@@ -103,11 +97,7 @@ pub fn generate(
     let mut last = began;
     let mut show = |out: &mut Outcome, text: String| {
         out.text.push_str(&text);
-        if text.is_empty() {
-            ControlFlow::Continue(())
-        } else {
-            emit(&text)
-        }
+        if text.is_empty() { ControlFlow::Continue(()) } else { emit(&text) }
     };
 
     let mut fed = 0;

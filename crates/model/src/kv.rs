@@ -81,8 +81,7 @@ impl KvCache {
                 ))
             })
         };
-        let (key_bytes, value_bytes) =
-            (row(config.key_len, "key")?, row(config.value_len, "value")?);
+        let (key_bytes, value_bytes) = (row(config.key_len, "key")?, row(config.value_len, "value")?);
         let layers = config
             .kv_heads
             .iter()
@@ -96,22 +95,14 @@ impl KvCache {
                 pages: Vec::new(),
             })
             .collect();
-        Ok(Self {
-            format: format.format(),
-            key_len: config.key_len,
-            value_len: config.value_len,
-            layers,
-        })
+        Ok(Self { format: format.format(), key_len: config.key_len, value_len: config.value_len, layers })
     }
 
     /// Bytes that `positions` positions take.
     pub fn bytes_for(&self, positions: usize) -> usize {
         let row = |len| self.format.row_bytes(len).expect("checked in new");
         let per_head = row(self.key_len) + row(self.value_len);
-        self.layers
-            .iter()
-            .map(|l| l.kv_heads * per_head * positions.next_multiple_of(PAGE))
-            .sum()
+        self.layers.iter().map(|l| l.kv_heads * per_head * positions.next_multiple_of(PAGE)).sum()
     }
 
     /// The part of one layer.
@@ -125,11 +116,7 @@ impl LayerKv {
     /// from `first` on, taking new pages as needed.
     pub fn store(&mut self, first: usize, keys: &[f32], values: &[f32]) {
         let (key_row, value_row) = (self.kv_heads * self.key_len, self.kv_heads * self.value_len);
-        for (i, (k, v)) in keys
-            .chunks_exact(key_row)
-            .zip(values.chunks_exact(value_row))
-            .enumerate()
-        {
+        for (i, (k, v)) in keys.chunks_exact(key_row).zip(values.chunks_exact(value_row)).enumerate() {
             let (page, slot) = ((first + i) / PAGE, (first + i) % PAGE);
             while self.pages.len() <= page {
                 // Zeroed memory of this size comes untouched from the system: only rows that are used count.
@@ -154,28 +141,12 @@ impl LayerKv {
 
     /// Keys of `head` for the first `count` positions of `page`, decoded to `out` (count × key size).
     pub fn keys(&self, isa: Isa, page: usize, head: usize, count: usize, out: &mut [f32]) {
-        self.decode(
-            isa,
-            page,
-            self.key_at(head),
-            self.key_bytes,
-            self.key_len,
-            count,
-            out,
-        );
+        self.decode(isa, page, self.key_at(head), self.key_bytes, self.key_len, count, out);
     }
 
     /// Values of `head` for the first `count` positions of `page`, decoded to `out` (count × value size).
     pub fn values(&self, isa: Isa, page: usize, head: usize, count: usize, out: &mut [f32]) {
-        self.decode(
-            isa,
-            page,
-            self.value_at(head),
-            self.value_bytes,
-            self.value_len,
-            count,
-            out,
-        );
+        self.decode(isa, page, self.value_at(head), self.value_bytes, self.value_len, count, out);
     }
 
     fn decode(
@@ -223,12 +194,7 @@ mod tests {
             value_len,
             eps: 1e-5,
             context: 128,
-            rope: RopeConfig {
-                style: RopeStyle::Interleaved,
-                dim: key_len,
-                base: 1e4,
-                linear_factor: 1.0,
-            },
+            rope: RopeConfig { style: RopeStyle::Interleaved, dim: key_len, base: 1e4, linear_factor: 1.0 },
         }
     }
 
@@ -245,13 +211,7 @@ mod tests {
         for format in KvFormat::ALL {
             let mut cache = KvCache::new(&config, format).expect("whole blocks");
             let rows = |layer: usize, first: usize, count: usize, len: usize| -> Vec<f32> {
-                let at = |i: usize| {
-                    (
-                        first + i / (kv_heads[layer] * len),
-                        i / len % kv_heads[layer],
-                        i % len,
-                    )
-                };
+                let at = |i: usize| (first + i / (kv_heads[layer] * len), i / len % kv_heads[layer], i % len);
                 (0..count * kv_heads[layer] * len)
                     .map(|i| {
                         let (position, head, element) = at(i);
@@ -263,10 +223,7 @@ mod tests {
             for layer in 0..2 {
                 let mut first = 0;
                 for count in [1, PAGE - 1, 1, 2 * PAGE + 3] {
-                    let (k, v) = (
-                        rows(layer, first, count, key_len),
-                        rows(layer, first, count, value_len),
-                    );
+                    let (k, v) = (rows(layer, first, count, key_len), rows(layer, first, count, value_len));
                     cache.layer(layer).store(first, &k, &v);
                     first += count;
                 }
@@ -283,15 +240,11 @@ mod tests {
                             );
                         };
                         cache.layer(layer).keys(isa, page, head, slot + 1, &mut out);
-                        (0..key_len).for_each(|e| {
-                            close(out[slot * key_len + e], mark(layer, position, head, e))
-                        });
-                        cache
-                            .layer(layer)
-                            .values(isa, page, head, slot + 1, &mut out);
-                        (0..value_len).for_each(|e| {
-                            close(out[slot * value_len + e], mark(layer, position, head, e))
-                        });
+                        (0..key_len)
+                            .for_each(|e| close(out[slot * key_len + e], mark(layer, position, head, e)));
+                        cache.layer(layer).values(isa, page, head, slot + 1, &mut out);
+                        (0..value_len)
+                            .for_each(|e| close(out[slot * value_len + e], mark(layer, position, head, e)));
                     }
                 }
             }
@@ -300,17 +253,13 @@ mod tests {
 
     #[test]
     fn sizes_are_whole_pages_and_blocks_must_divide_heads() {
-        let cache =
-            KvCache::new(&config(32, 64, &[2, 4]), KvFormat::F16).expect("any length will do");
+        let cache = KvCache::new(&config(32, 64, &[2, 4]), KvFormat::F16).expect("any length will do");
         assert_eq!(cache.bytes_for(0), 0);
         assert_eq!(cache.bytes_for(1), PAGE * 6 * 96 * 2);
         assert_eq!(cache.bytes_for(PAGE + 1), 2 * PAGE * 6 * 96 * 2);
         let Err(error) = KvCache::new(&config(48, 48, &[2]), KvFormat::Q8_0) else {
             panic!("48 is no whole block")
         };
-        assert!(
-            error.is_usage() && error.to_string().contains("--kv q8_0"),
-            "{error}"
-        );
+        assert!(error.is_usage() && error.to_string().contains("--kv q8_0"), "{error}");
     }
 }

@@ -55,9 +55,7 @@ pub use generate::{GenerateOptions, Outcome, StopReason, generate};
 pub use kv::KvFormat;
 pub use memory::ProcessMemory;
 pub use model::{Model, StreamSummary, open_tokenizer, supported_formats};
-pub use options::{
-    BackendChoice, DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS, Direct, Options, Placement,
-};
+pub use options::{BackendChoice, DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS, Direct, Options, Placement};
 pub use sample::{Sampler, SamplerOptions};
 pub use session::{Report, Session};
 /// The header reader, for callers that look at a file without running it.

@@ -16,18 +16,12 @@ pub struct ProcessMemory {
 impl ProcessMemory {
     /// Reads `/proc/self/status`; zeros where there is no such file.
     pub fn now() -> Self {
-        fs::read_to_string("/proc/self/status")
-            .map(|text| Self::parse(&text))
-            .unwrap_or_default()
+        fs::read_to_string("/proc/self/status").map(|text| Self::parse(&text)).unwrap_or_default()
     }
 
     fn parse(text: &str) -> Self {
         let field = |name: &str| kib_field(text, name).unwrap_or(0);
-        Self {
-            peak: field("VmHWM:"),
-            anon: field("RssAnon:"),
-            file: field("RssFile:"),
-        }
+        Self { peak: field("VmHWM:"), anon: field("RssAnon:"), file: field("RssFile:") }
     }
 }
 
@@ -52,14 +46,7 @@ mod tests {
     fn status_lines_are_read_in_bytes() {
         let text = "Name:\tx\nVmHWM:\t    2048 kB\nRssAnon:\t     100 kB\nRssFile:\t      28 kB\n";
         let m = ProcessMemory::parse(text);
-        assert_eq!(
-            m,
-            ProcessMemory {
-                peak: 2048 << 10,
-                anon: 100 << 10,
-                file: 28 << 10
-            }
-        );
+        assert_eq!(m, ProcessMemory { peak: 2048 << 10, anon: 100 << 10, file: 28 << 10 });
         assert_eq!(ProcessMemory::parse("nothing"), ProcessMemory::default());
     }
 

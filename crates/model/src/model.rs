@@ -83,9 +83,7 @@ impl Model {
     /// `general.name`, or the file's name.
     pub fn name(&self) -> String {
         self.name.clone().unwrap_or_else(|| {
-            self.path()
-                .file_name()
-                .map_or_else(String::new, |n| n.to_string_lossy().into_owned())
+            self.path().file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
         })
     }
 
@@ -113,10 +111,7 @@ fn detected_isa() -> Result<Isa> {
 }
 
 fn tokenizer(gguf: &Gguf) -> Result<Tokenizer> {
-    Tokenizer::from_gguf(gguf).map_err(|source| Error::Vocabulary {
-        path: gguf.paths()[0].clone(),
-        source,
-    })
+    Tokenizer::from_gguf(gguf).map_err(|source| Error::Vocabulary { path: gguf.paths()[0].clone(), source })
 }
 
 /// What a forward pass over a file would stream: for `sluice inspect`.
@@ -142,38 +137,18 @@ impl StreamSummary {
     pub fn of(gguf: &Gguf, chunk_bytes: usize, head_rows: usize) -> Result<Self> {
         let isa = detected_isa()?;
         let (llama, table, _) = Llama::load(gguf, isa)?;
-        let cut = Cut {
-            chunk_bytes,
-            head_rows,
-            workers: 1,
-            chunk_is_band: false,
-        };
+        let cut = Cut { chunk_bytes, head_rows, workers: 1, chunk_is_band: false };
         let head = llama.output.head.weight;
-        let plan = Plan::new(
-            &llama.record(isa)?,
-            &table,
-            head,
-            &cut,
-            Residency {
-                layers: false,
-                head: false,
-            },
-        );
+        let plan =
+            Plan::new(&llama.record(isa)?, &table, head, &cut, Residency { layers: false, head: false });
         let bytes = |head_wanted: bool| {
-            let steps = plan.passes[0]
-                .steps
-                .iter()
-                .map(|s| &plan.chunks[*s as usize]);
+            let steps = plan.passes[0].steps.iter().map(|s| &plan.chunks[*s as usize]);
             steps
                 .filter(|c| (c.weight == head) == head_wanted)
                 .map(|c| (c.rows.len() * table.get(c.weight).row_bytes) as u64)
                 .sum()
         };
-        let longest = plan
-            .chunks
-            .iter()
-            .map(|c| c.rows.len() * table.get(c.weight).row_bytes)
-            .max();
+        let longest = plan.chunks.iter().map(|c| c.rows.len() * table.get(c.weight).row_bytes).max();
         Ok(Self {
             layer_bytes: bytes(false),
             head_bytes: bytes(true),

@@ -83,10 +83,7 @@ pub struct Chunk {
 impl Chunk {
     /// The bands of this chunk as ranges of the matrix's rows.
     pub fn bands(&self) -> impl Iterator<Item = Range<usize>> + '_ {
-        self.rows
-            .clone()
-            .step_by(self.band_rows)
-            .map(|r| r..(r + self.band_rows).min(self.rows.end))
+        self.rows.clone().step_by(self.band_rows).map(|r| r..(r + self.band_rows).min(self.rows.end))
     }
 }
 
@@ -127,20 +124,13 @@ impl Plan {
         cut: &Cut,
         residency: Residency,
     ) -> Self {
-        let mut plan = Self {
-            chunks: Vec::new(),
-            passes: Vec::new(),
-            resident: Vec::new(),
-        };
+        let mut plan = Self { chunks: Vec::new(), passes: Vec::new(), resident: Vec::new() };
         let mut cut_before: HashMap<WeightId, Range<u32>> = HashMap::new();
         for groups in passes {
             let mut pass = PassPlan::default();
             for weights in groups {
                 let start = pass.steps.len();
-                let bytes: usize = weights
-                    .iter()
-                    .map(|w| table.get(*w).row_bytes * table.get(*w).rows)
-                    .sum();
+                let bytes: usize = weights.iter().map(|w| table.get(*w).row_bytes * table.get(*w).rows).sum();
                 let band_bytes =
                     (bytes / (cut.workers * BANDS_PER_WORKER)).clamp(SMALLEST_BAND, LARGEST_BAND);
                 for &weight in weights {
@@ -149,10 +139,7 @@ impl Plan {
                     });
                     pass.steps.extend(chunks.clone());
                 }
-                pass.groups.push(Group {
-                    weights: weights.clone(),
-                    steps: start..pass.steps.len(),
-                });
+                pass.groups.push(Group { weights: weights.clone(), steps: start..pass.steps.len() });
             }
             plan.passes.push(pass);
         }
@@ -181,16 +168,8 @@ impl Plan {
         let first = self.chunks.len() as u32;
         for start in (0..matrix.rows).step_by(rows) {
             let rows = start..(start + rows).min(matrix.rows);
-            self.chunks.push(Chunk {
-                weight,
-                rows,
-                band_rows,
-            });
-            self.resident.push(if is_head {
-                residency.head
-            } else {
-                residency.layers
-            });
+            self.chunks.push(Chunk { weight, rows, band_rows });
+            self.resident.push(if is_head { residency.head } else { residency.layers });
         }
         first..self.chunks.len() as u32
     }
@@ -217,11 +196,7 @@ impl Plan {
 
 /// `rows`, at least one, and a multiple of [`ROW_GROUP`] when there are that many.
 fn whole_groups(rows: usize) -> usize {
-    if rows >= ROW_GROUP {
-        rows - rows % ROW_GROUP
-    } else {
-        rows.max(1)
-    }
+    if rows >= ROW_GROUP { rows - rows % ROW_GROUP } else { rows.max(1) }
 }
 
 #[cfg(test)]
@@ -246,10 +221,7 @@ mod tests {
         (0..count as u32).map(WeightId).collect()
     }
 
-    const STREAMED: Residency = Residency {
-        layers: false,
-        head: false,
-    };
+    const STREAMED: Residency = Residency { layers: false, head: false };
 
     proptest! {
         /// Chunks cover every row once and in order, bands cover every chunk, and limits are kept.
@@ -305,32 +277,14 @@ mod tests {
     fn a_matrix_in_two_kinds_of_pass_has_one_set_of_chunks() {
         let table = table(&[500, 300]);
         let [layer, head] = [WeightId(0), WeightId(1)];
-        let cut = Cut {
-            chunk_bytes: 20_000,
-            head_rows: 1024,
-            workers: 2,
-            chunk_is_band: false,
-        };
-        let residency = Residency {
-            layers: true,
-            head: false,
-        };
-        let plan = Plan::new(
-            &[vec![vec![layer], vec![head]], vec![vec![layer]]],
-            &table,
-            head,
-            &cut,
-            residency,
-        );
-        let [with_head, without] = &plan.passes[..] else {
-            panic!("two kinds")
-        };
+        let cut = Cut { chunk_bytes: 20_000, head_rows: 1024, workers: 2, chunk_is_band: false };
+        let residency = Residency { layers: true, head: false };
+        let plan =
+            Plan::new(&[vec![vec![layer], vec![head]], vec![vec![layer]]], &table, head, &cut, residency);
+        let [with_head, without] = &plan.passes[..] else { panic!("two kinds") };
         assert_eq!(with_head.steps[..without.steps.len()], without.steps[..]);
         let schedule = plan.schedule(&table).expect("a valid schedule");
         assert_eq!(schedule.resident_bytes(), 500 * 144);
-        assert_eq!(
-            (schedule.streamed_bytes(0), schedule.streamed_bytes(1)),
-            (300 * 144, 0)
-        );
+        assert_eq!((schedule.streamed_bytes(0), schedule.streamed_bytes(1)), (300 * 144, 0));
     }
 }

@@ -63,11 +63,7 @@ impl SamplerError {
 
 impl fmt::Display for SamplerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: wanted {}, found {}",
-            self.flag, self.wanted, self.found
-        )
+        write!(f, "{}: wanted {}, found {}", self.flag, self.wanted, self.found)
     }
 }
 
@@ -85,11 +81,7 @@ pub struct NonFinite {
 
 impl fmt::Display for NonFinite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the logit of token {} is {}, wanted a finite number",
-            self.id, self.value
-        )
+        write!(f, "the logit of token {} is {}, wanted a finite number", self.id, self.value)
     }
 }
 
@@ -113,47 +105,16 @@ impl Sampler {
     /// When an option is negative, not a number or otherwise out of range; names its flag.
     pub fn new(options: SamplerOptions) -> Result<Sampler, SamplerError> {
         let check = |flag, value: f32, wanted, fits: bool| {
-            if fits && !value.is_nan() {
-                Ok(())
-            } else {
-                Err(SamplerError {
-                    flag,
-                    wanted,
-                    found: value,
-                })
-            }
+            if fits && !value.is_nan() { Ok(()) } else { Err(SamplerError { flag, wanted, found: value }) }
         };
-        let SamplerOptions {
-            temp,
-            top_p,
-            min_p,
-            repeat_penalty,
-            ..
-        } = options;
-        check(
-            "--temp",
-            temp,
-            "a finite number of at least 0",
-            (0.0..=f32::MAX).contains(&temp),
-        )?;
+        let SamplerOptions { temp, top_p, min_p, repeat_penalty, .. } = options;
+        check("--temp", temp, "a finite number of at least 0", (0.0..=f32::MAX).contains(&temp))?;
         check("--top-p", top_p, "a number of at least 0", top_p >= 0.0)?;
-        check(
-            "--min-p",
-            min_p,
-            "a number from 0 to 1",
-            (0.0..=1.0).contains(&min_p),
-        )?;
+        check("--min-p", min_p, "a number from 0 to 1", (0.0..=1.0).contains(&min_p))?;
         let positive = repeat_penalty > 0.0 && repeat_penalty.is_finite();
-        check(
-            "--repeat-penalty",
-            repeat_penalty,
-            "a finite number above 0",
-            positive,
-        )?;
+        check("--repeat-penalty", repeat_penalty, "a finite number above 0", positive)?;
         // The standard library's hash keys are random: a source of seeds that needs no crate.
-        let seed = options
-            .seed
-            .unwrap_or_else(|| RandomState::new().hash_one("seed"));
+        let seed = options.seed.unwrap_or_else(|| RandomState::new().hash_one("seed"));
         Ok(Sampler {
             options,
             seed,
@@ -179,16 +140,11 @@ impl Sampler {
     /// If `logits` is empty.
     pub fn next(&mut self, logits: &mut [f32], history: &[u32]) -> Result<u32, NonFinite> {
         if let Some(id) = logits.iter().position(|l| !l.is_finite()) {
-            return Err(NonFinite {
-                id,
-                value: logits[id],
-            });
+            return Err(NonFinite { id, value: logits[id] });
         }
         self.penalise(logits, history);
         let best = largest(logits);
-        let SamplerOptions {
-            temp, top_k, top_p, ..
-        } = self.options;
+        let SamplerOptions { temp, top_k, top_p, .. } = self.options;
         if temp == 0.0 || top_k == 1 || top_p == 0.0 {
             return Ok(best);
         }
@@ -203,26 +159,17 @@ impl Sampler {
 
     /// Lowers the logits of the tokens that came last, each once.
     fn penalise(&mut self, logits: &mut [f32], history: &[u32]) {
-        let SamplerOptions {
-            repeat_penalty,
-            repeat_last_n,
-            ..
-        } = self.options;
+        let SamplerOptions { repeat_penalty, repeat_last_n, .. } = self.options;
         if repeat_penalty == 1.0 {
             return;
         }
         self.ids.clear();
-        self.ids
-            .extend_from_slice(&history[history.len().saturating_sub(repeat_last_n)..]);
+        self.ids.extend_from_slice(&history[history.len().saturating_sub(repeat_last_n)..]);
         self.ids.sort_unstable();
         self.ids.dedup();
         for &id in &self.ids {
             if let Some(logit) = logits.get_mut(id as usize) {
-                let lowered = if *logit > 0.0 {
-                    *logit / repeat_penalty
-                } else {
-                    *logit * repeat_penalty
-                };
+                let lowered = if *logit > 0.0 { *logit / repeat_penalty } else { *logit * repeat_penalty };
                 *logit = lowered.clamp(f32::MIN, f32::MAX); // differences of logits must stay numbers
             }
         }
@@ -271,8 +218,7 @@ impl Sampler {
             self.weigh(self.ids.len(), logits, top, 1.0);
             let mut weights = self.weights.iter();
             let min_p = self.options.min_p;
-            self.ids
-                .retain(|_| weights.next().is_some_and(|&weight| weight >= min_p));
+            self.ids.retain(|_| weights.next().is_some_and(|&weight| weight >= min_p));
         }
     }
 
@@ -336,11 +282,7 @@ mod tests {
     use super::*;
 
     fn sampler(options: SamplerOptions) -> Sampler {
-        Sampler::new(SamplerOptions {
-            seed: options.seed.or(Some(1)),
-            ..options
-        })
-        .unwrap()
+        Sampler::new(SamplerOptions { seed: options.seed.or(Some(1)), ..options }).unwrap()
     }
 
     /// How often each of the tokens is drawn.
@@ -354,10 +296,7 @@ mod tests {
     }
 
     fn warm(temp: f32) -> SamplerOptions {
-        SamplerOptions {
-            temp,
-            ..Default::default()
-        }
+        SamplerOptions { temp, ..Default::default() }
     }
 
     #[test]
@@ -372,9 +311,7 @@ mod tests {
     fn damaged_logits_are_an_error() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for options in [warm(0.0), warm(1.0)] {
-                let found = sampler(options)
-                    .next(&mut [0.0, bad, bad], &[])
-                    .unwrap_err();
+                let found = sampler(options).next(&mut [0.0, bad, bad], &[]).unwrap_err();
                 assert_eq!(found.id, 1);
                 assert_eq!(found.value.to_bits(), bad.to_bits());
             }
@@ -384,8 +321,7 @@ mod tests {
     /// χ² of observed counts against probabilities.
     fn chi_square(counts: &[usize], probabilities: &[f64]) -> f64 {
         let draws: usize = counts.iter().sum();
-        let term =
-            |(&n, &p): (&usize, &f64)| (n as f64 - p * draws as f64).powi(2) / (p * draws as f64);
+        let term = |(&n, &p): (&usize, &f64)| (n as f64 - p * draws as f64).powi(2) / (p * draws as f64);
         counts.iter().zip(probabilities).map(term).sum()
     }
 
@@ -404,10 +340,7 @@ mod tests {
     #[test]
     fn extreme_temperatures_work() {
         assert_eq!(counts(warm(1e-30), &[1.0, 1.0001, 0.0], 100), [0, 100, 0]);
-        assert_eq!(
-            counts(warm(f32::from_bits(1)), &[-3e38, 3e38], 100),
-            [0, 100]
-        );
+        assert_eq!(counts(warm(f32::from_bits(1)), &[-3e38, 3e38], 100), [0, 100]);
         let flat = counts(warm(f32::MAX), &[1.0, -5.0], 10_000);
         assert!(flat.iter().all(|&n| n > 4500), "{flat:?}");
         let tied = counts(warm(1e-30), &[2.0, 2.0, 0.0], 10_000);
@@ -418,10 +351,7 @@ mod tests {
     fn top_k_keeps_the_largest_and_the_lowest_of_equals() {
         let top = |top_k| SamplerOptions { top_k, ..warm(1.0) };
         let found = counts(top(2), &[1.0, 2.0, 1.0, 1.0], 2000);
-        assert!(
-            found[0] > 0 && found[1] > 0 && found[2..] == [0, 0],
-            "{found:?}"
-        );
+        assert!(found[0] > 0 && found[1] > 0 && found[2..] == [0, 0], "{found:?}");
         assert_eq!(counts(top(1), &[1.0, 1.1], 50), [0, 50]);
         assert!(counts(top(99), &[1.0, 1.0], 200).iter().all(|&n| n > 0));
     }
@@ -433,67 +363,36 @@ mod tests {
         assert_eq!(counts(top(0.0), &logits, 100), [0, 100, 0, 0]);
         assert_eq!(counts(top(0.49), &logits, 100), [0, 100, 0, 0]);
         let found = counts(top(0.7), &logits, 1000);
-        assert!(
-            found[0] == 0 && found[2] == 0 && found[3] > 200,
-            "{found:?}"
-        );
+        assert!(found[0] == 0 && found[2] == 0 && found[3] > 200, "{found:?}");
         let found = counts(top(0.85), &logits, 1000); // of the two tenths the lower id comes first
         assert!(found[0] > 50 && found[2] == 0, "{found:?}");
         assert!(counts(top(1.5), &logits, 1000).iter().all(|&n| n > 0));
         // A flat distribution needs more than the first try: exactly half of the tokens have half of it.
         let found = counts(top(0.5), &[0.0; 600], 3000);
         assert!(
-            found[..300].iter().filter(|&&n| n > 0).count() > 290
-                && found[301..].iter().all(|&n| n == 0)
+            found[..300].iter().filter(|&&n| n > 0).count() > 290 && found[301..].iter().all(|&n| n == 0)
         );
     }
 
     #[test]
     fn min_p_is_relative_to_the_most_probable() {
-        let options = SamplerOptions {
-            min_p: 0.25,
-            ..warm(1.0)
-        };
+        let options = SamplerOptions { min_p: 0.25, ..warm(1.0) };
         let found = counts(options, &[0.8f32.ln(), 0.19f32.ln(), 0.21f32.ln()], 2000);
         assert!(found[1] == 0 && found[2] > 100, "{found:?}");
-        assert_eq!(
-            counts(
-                SamplerOptions {
-                    min_p: 1.0,
-                    ..warm(1.0)
-                },
-                &[1.0, 2.0],
-                50
-            ),
-            [0, 50]
-        );
+        assert_eq!(counts(SamplerOptions { min_p: 1.0, ..warm(1.0) }, &[1.0, 2.0], 50), [0, 50]);
     }
 
     #[test]
     fn the_penalty_lowers_each_token_once() {
-        let options = SamplerOptions {
-            repeat_penalty: 2.0,
-            repeat_last_n: 3,
-            ..Default::default()
-        };
+        let options = SamplerOptions { repeat_penalty: 2.0, repeat_last_n: 3, ..Default::default() };
         let mut logits = [4.0, -4.0, 3.0, 0.0, 4.0];
         // Token 4 is too long ago, 99 is no token, 0 came twice.
-        assert_eq!(
-            sampler(options.clone()).next(&mut logits, &[4, 0, 0, 1]),
-            Ok(4)
-        );
+        assert_eq!(sampler(options.clone()).next(&mut logits, &[4, 0, 0, 1]), Ok(4));
         assert_eq!(logits, [2.0, -8.0, 3.0, 0.0, 4.0]);
         assert_eq!(sampler(options).next(&mut logits, &[99]), Ok(4));
-        let off = SamplerOptions {
-            repeat_penalty: 2.0,
-            repeat_last_n: 0,
-            ..Default::default()
-        };
+        let off = SamplerOptions { repeat_penalty: 2.0, repeat_last_n: 0, ..Default::default() };
         assert_eq!(sampler(off).next(&mut [4.0, 3.0], &[0]), Ok(0));
-        let up = SamplerOptions {
-            repeat_penalty: 0.1,
-            ..warm(1.0)
-        };
+        let up = SamplerOptions { repeat_penalty: 0.1, ..warm(1.0) };
         assert_eq!(sampler(up).next(&mut [3e38, 0.0], &[0]), Ok(0));
     }
 
@@ -501,9 +400,7 @@ mod tests {
     fn a_seed_reproduces_and_seeds_differ() {
         let run = |seed| {
             let mut sampler = Sampler::new(SamplerOptions { seed, ..warm(1.0) }).unwrap();
-            let ids: Vec<u32> = (0..50)
-                .map(|_| sampler.next(&mut [0.0; 100], &[]).unwrap())
-                .collect();
+            let ids: Vec<u32> = (0..50).map(|_| sampler.next(&mut [0.0; 100], &[]).unwrap()).collect();
             (sampler.seed(), ids)
         };
         assert_eq!(run(Some(7)), run(Some(7)));
@@ -518,43 +415,12 @@ mod tests {
         let good = SamplerOptions::default;
         for bad in [-1.0, f32::NAN, f32::NEG_INFINITY] {
             let flag = |options| Sampler::new(options).unwrap_err().flag();
-            assert_eq!(
-                flag(SamplerOptions {
-                    temp: bad,
-                    ..good()
-                }),
-                "--temp"
-            );
-            assert_eq!(
-                flag(SamplerOptions {
-                    top_p: bad,
-                    ..good()
-                }),
-                "--top-p"
-            );
-            assert_eq!(
-                flag(SamplerOptions {
-                    min_p: bad,
-                    ..good()
-                }),
-                "--min-p"
-            );
-            assert_eq!(
-                flag(SamplerOptions {
-                    repeat_penalty: bad,
-                    ..good()
-                }),
-                "--repeat-penalty"
-            );
+            assert_eq!(flag(SamplerOptions { temp: bad, ..good() }), "--temp");
+            assert_eq!(flag(SamplerOptions { top_p: bad, ..good() }), "--top-p");
+            assert_eq!(flag(SamplerOptions { min_p: bad, ..good() }), "--min-p");
+            assert_eq!(flag(SamplerOptions { repeat_penalty: bad, ..good() }), "--repeat-penalty");
         }
-        let error = Sampler::new(SamplerOptions {
-            repeat_penalty: 0.0,
-            ..good()
-        })
-        .unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "--repeat-penalty: wanted a finite number above 0, found 0"
-        );
+        let error = Sampler::new(SamplerOptions { repeat_penalty: 0.0, ..good() }).unwrap_err();
+        assert_eq!(error.to_string(), "--repeat-penalty: wanted a finite number above 0, found 0");
     }
 }

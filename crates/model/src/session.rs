@@ -101,11 +101,7 @@ impl<'m> Session<'m> {
     ///
     /// # Errors
     /// When options contradict each other or the model.
-    pub fn with_backend(
-        model: &'m Model,
-        options: &Options,
-        backend: Arc<dyn Backend>,
-    ) -> Result<Self> {
+    pub fn with_backend(model: &'m Model, options: &Options, backend: Arc<dyn Backend>) -> Result<Self> {
         let mut notes = Vec::new();
         let residency = residency(model, options, &mut notes);
         Self::start(model, options, backend, residency, notes)
@@ -119,9 +115,7 @@ impl<'m> Session<'m> {
         mut notes: Vec<String>,
     ) -> Result<Self> {
         check_options(model, options)?;
-        let team = Arc::new(Team::new(
-            options.threads.unwrap_or_else(Team::default_workers),
-        )?);
+        let team = Arc::new(Team::new(options.threads.unwrap_or_else(Team::default_workers))?);
         let cut = Cut {
             chunk_bytes: options.chunk_bytes.unwrap_or(DEFAULT_CHUNK_BYTES),
             head_rows: options.head_rows,
@@ -130,13 +124,7 @@ impl<'m> Session<'m> {
         };
         let llama = &model.llama;
         let head = llama.output.head.weight;
-        let plan = Plan::new(
-            &llama.record(model.isa)?,
-            &model.table,
-            head,
-            &cut,
-            residency,
-        );
+        let plan = Plan::new(&llama.record(model.isa)?, &model.table, head, &cut, residency);
         let stream = Stream::new(backend, plan.schedule(&model.table)?, team.workers())?;
         let kv = KvCache::new(&llama.config, options.kv)?;
         notes.push(format!(
@@ -146,18 +134,10 @@ impl<'m> Session<'m> {
             options.context
         ));
         let batch = options.prompt_batch.unwrap_or_else(|| {
-            (ACTIVATION_BYTES / State::bytes_per_token(&llama.config))
-                .clamp(*BATCH.start(), *BATCH.end())
+            (ACTIVATION_BYTES / State::bytes_per_token(&llama.config)).clamp(*BATCH.start(), *BATCH.end())
         });
         let cancel = Arc::clone(&options.cancel);
-        let weights = StreamedWeights::new(
-            &model.table,
-            plan,
-            stream,
-            Arc::clone(&team),
-            model.isa,
-            cancel,
-        );
+        let weights = StreamedWeights::new(&model.table, plan, stream, Arc::clone(&team), model.isa, cancel);
         Ok(Self {
             model,
             weights,
@@ -224,11 +204,7 @@ impl<'m> Session<'m> {
     ///
     /// # Errors
     /// As [`Session::feed`].
-    pub fn feed_each(
-        &mut self,
-        tokens: &[u32],
-        mut visit: impl FnMut(usize, &[f32]),
-    ) -> Result<()> {
+    pub fn feed_each(&mut self, tokens: &[u32], mut visit: impl FnMut(usize, &[f32])) -> Result<()> {
         self.check(tokens)?;
         let rows = self.model.llama.output.rows;
         // All logits of a batch lie in memory twice (turned and not): no more than the activations may take.
@@ -248,14 +224,10 @@ impl<'m> Session<'m> {
     fn check(&self, tokens: &[u32]) -> Result<()> {
         let rows = self.model.llama.output.rows;
         if let Some(id) = tokens.iter().find(|id| **id as usize >= rows) {
-            return Err(Error::Usage(format!(
-                "token id {id} is outside of the vocabulary of {rows}"
-            )));
+            return Err(Error::Usage(format!("token id {id} is outside of the vocabulary of {rows}")));
         }
         if tokens.is_empty() {
-            return Err(Error::Usage(
-                "there are no tokens to feed: the prompt is empty".into(),
-            ));
+            return Err(Error::Usage("there are no tokens to feed: the prompt is empty".into()));
         }
         let wanted = self.position + tokens.len();
         if wanted > self.context {
@@ -269,13 +241,7 @@ impl<'m> Session<'m> {
         Ok(())
     }
 
-    fn pass(
-        &mut self,
-        tokens: &[u32],
-        kind: PassKind,
-        next: Option<PassKind>,
-        wanted: Logits,
-    ) -> Result<()> {
+    fn pass(&mut self, tokens: &[u32], kind: PassKind, next: Option<PassKind>, wanted: Logits) -> Result<()> {
         let team = Arc::clone(&self.team);
         let result = team.enter(|| self.pass_on_team(tokens, kind, next, wanted));
         if result.is_err() {
@@ -317,12 +283,7 @@ impl<'m> Session<'m> {
             for (t, row) in self.state.logits.chunks_exact(rows).enumerate() {
                 if let Some(id) = row.iter().position(|v| !v.is_finite()) {
                     let path = self.model.path().to_owned();
-                    return Err(Error::NonFinite {
-                        path,
-                        position: first + t,
-                        id,
-                        value: row[id],
-                    });
+                    return Err(Error::NonFinite { path, position: first + t, id, value: row[id] });
                 }
                 self.digest.add(row);
             }
@@ -338,8 +299,7 @@ impl<'m> Session<'m> {
         let mut bytes = vec![0; matrix.row_bytes];
         for (id, x) in tokens.iter().zip(x.chunks_exact_mut(matrix.cols)) {
             let row = *id as usize;
-            self.weights
-                .read(matrix.bytes_of(row..row + 1), &mut bytes)?;
+            self.weights.read(matrix.bytes_of(row..row + 1), &mut bytes)?;
             let row = QuantRows::new(matrix.format, matrix.cols, &bytes).expect("one whole row");
             dequantise(self.model.isa, row, x);
         }
@@ -349,12 +309,7 @@ impl<'m> Session<'m> {
     /// The error for logits that the sampler could not choose from.
     pub(crate) fn non_finite(&self, found: NonFinite) -> Error {
         let position = self.position.saturating_sub(1);
-        Error::NonFinite {
-            path: self.model.path().to_owned(),
-            position,
-            id: found.id,
-            value: found.value,
-        }
+        Error::NonFinite { path: self.model.path().to_owned(), position, id: found.id, value: found.value }
     }
 
     /// What was read and used so far.
@@ -385,17 +340,11 @@ fn residency(model: &Model, options: &Options, notes: &mut Vec<String>) -> Resid
     // Where the kernel does not say what is available, streaming is the choice that always works.
     let fits = available.is_some_and(|a| needed <= a);
     if options.layers == Placement::Auto || options.head == Placement::Auto {
-        let verdict = if fits {
-            "weights stay in memory"
-        } else {
-            "weights are streamed"
-        };
+        let verdict = if fits { "weights stay in memory" } else { "weights are streamed" };
         notes.push(match available {
-            Some(a) => format!(
-                "{verdict}: about {} MB needed, {} MB available",
-                needed / 1_000_000,
-                a / 1_000_000
-            ),
+            Some(a) => {
+                format!("{verdict}: about {} MB needed, {} MB available", needed / 1_000_000, a / 1_000_000)
+            }
             None => format!("{verdict}: the system does not say how much memory is available"),
         });
     }
@@ -404,10 +353,7 @@ fn residency(model: &Model, options: &Options, notes: &mut Vec<String>) -> Resid
         Placement::Resident => true,
         Placement::Stream => false,
     };
-    Residency {
-        layers: stays(options.layers),
-        head: stays(options.head),
-    }
+    Residency { layers: stays(options.layers), head: stays(options.head) }
 }
 
 /// Refuses options that contradict the model or make no sense, naming the flag.

@@ -21,38 +21,19 @@ impl StopFilter {
     /// Stops at any of `stops`; empty strings never stop.
     pub fn new(stops: &[String]) -> Self {
         let stops = stops.iter().filter(|s| !s.is_empty()).cloned().collect();
-        Self {
-            stops,
-            held: String::new(),
-        }
+        Self { stops, held: String::new() }
     }
 
     /// Adds `text` and returns what cannot be part of a stop string any more.
     pub fn push(&mut self, text: &str) -> Passed {
         self.held.push_str(text);
-        if let Some(at) = self
-            .stops
-            .iter()
-            .filter_map(|s| self.held.find(s.as_str()))
-            .min()
-        {
+        if let Some(at) = self.stops.iter().filter_map(|s| self.held.find(s.as_str())).min() {
             self.held.truncate(at);
-            return Passed {
-                text: std::mem::take(&mut self.held),
-                stopped: true,
-            };
+            return Passed { text: std::mem::take(&mut self.held), stopped: true };
         }
-        let keep = self
-            .stops
-            .iter()
-            .map(|s| longest_overlap(&self.held, s))
-            .max()
-            .unwrap_or(0);
+        let keep = self.stops.iter().map(|s| longest_overlap(&self.held, s)).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - keep);
-        Passed {
-            text: std::mem::replace(&mut self.held, rest),
-            stopped: false,
-        }
+        Passed { text: std::mem::replace(&mut self.held, rest), stopped: false }
     }
 
     /// What was held back, when nothing follows.
@@ -63,11 +44,7 @@ impl StopFilter {
 
 /// Bytes at the end of `text` that are a proper beginning of `stop`.
 fn longest_overlap(text: &str, stop: &str) -> usize {
-    stop.char_indices()
-        .map(|(i, _)| i)
-        .rev()
-        .find(|&i| text.ends_with(&stop[..i]))
-        .unwrap_or(0)
+    stop.char_indices().map(|(i, _)| i).rev().find(|&i| text.ends_with(&stop[..i])).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -90,19 +67,13 @@ mod tests {
     #[test]
     fn text_passes_at_once_when_it_cannot_be_a_stop() {
         let (out, stopped, rest) = run(&["###"], &["ab", "c#", "d"]);
-        assert_eq!(
-            (out, stopped, rest.as_str()),
-            (vec!["ab".into(), "c".into(), "#d".into()], false, "")
-        );
+        assert_eq!((out, stopped, rest.as_str()), (vec!["ab".into(), "c".into(), "#d".into()], false, ""));
     }
 
     #[test]
     fn a_stop_over_several_pieces_is_never_shown() {
         let (out, stopped, _) = run(&["END", "ÄÖ"], &["a E", "N", "Dxyz"]);
-        assert_eq!(
-            (out, stopped),
-            (vec!["a ".into(), String::new(), String::new()], true)
-        );
+        assert_eq!((out, stopped), (vec!["a ".into(), String::new(), String::new()], true));
         let (out, stopped, _) = run(&["END", "ÄÖ"], &["aÄ", "Ö"]);
         assert_eq!((out, stopped), (vec!["a".into(), String::new()], true));
     }

@@ -59,16 +59,7 @@ impl<'m> StreamedWeights<'m> {
         cancel: Arc<AtomicBool>,
     ) -> Self {
         let announced = VecDeque::new();
-        Self {
-            table,
-            plan,
-            stream,
-            team,
-            isa,
-            cancel,
-            announced,
-            now: (PassKind::WithHead, 0, usize::MAX),
-        }
+        Self { table, plan, stream, team, isa, cancel, announced, now: (PassKind::WithHead, 0, usize::MAX) }
     }
 
     /// Begins a pass of `kind`; `next` is the one after it, if it is known that there will be one, so that its
@@ -127,28 +118,20 @@ struct Task<'y> {
 
 impl Weights for StreamedWeights<'_> {
     fn matmul(&mut self, group: &[WeightId], x: &mut Acts, ys: &mut [&mut [f32]]) -> Result<()> {
-        if self.cancel.load(Ordering::Relaxed) {
-            return Err(Error::Interrupted);
-        }
         let (kind, start, index) = self.now;
         let pass = &self.plan.passes[kind.index()];
         let planned = &pass.groups[index];
-        assert_eq!(
-            planned.weights, group,
-            "a pass asks for the same groups every time"
-        );
+        assert_eq!(planned.weights, group, "a pass asks for the same groups every time");
         self.now.2 += 1;
         for id in group {
             x.prepare(self.isa, self.table.get(*id).format);
         }
 
         let x = &*x;
-        let chunks = planned.steps.clone().map(|step| {
-            (
-                start + step as u64,
-                &self.plan.chunks[pass.steps[step] as usize],
-            )
-        });
+        let chunks = planned
+            .steps
+            .clone()
+            .map(|step| (start + step as u64, &self.plan.chunks[pass.steps[step] as usize]));
         let tasks = Mutex::new(tasks(chunks, group, ys, x.tokens()));
         let failure = Mutex::new(None);
         self.team.run(|_| {
@@ -156,7 +139,11 @@ impl Weights for StreamedWeights<'_> {
                 // A statement of its own, so that the lock is not held while the band is multiplied.
                 let task = lock(&tasks).next();
                 let Some(task) = task else { break };
-                if let Err(e) = self.run(task, x) {
+                let outcome = match self.cancel.load(Ordering::Relaxed) {
+                    true => Err(Error::Interrupted),
+                    false => self.run(task, x),
+                };
+                if let Err(e) = outcome {
                     lock(&failure).get_or_insert(e);
                     // Nobody takes another task: the region ends early.
                     lock(&tasks).by_ref().for_each(drop);
@@ -191,24 +178,14 @@ fn tasks<'a, 'y: 'a>(
 ) -> impl Iterator<Item = Task<'a>> + Send + 'a {
     // What is left of each result; bands come in ascending order, so they are taken off the front.
     let mut left: Vec<&'a mut [f32]> = ys.iter_mut().map(|y| &mut **y).collect();
-    chunks
-        .flat_map(|(position, chunk)| chunk.bands().map(move |rows| (position, chunk, rows)))
-        .map(move |(position, chunk, rows)| {
-            let which = group
-                .iter()
-                .position(|w| *w == chunk.weight)
-                .expect("a chunk of this group");
-            let y = left[which]
-                .split_off_mut(..rows.len() * tokens)
-                .expect("results for every row");
+    chunks.flat_map(|(position, chunk)| chunk.bands().map(move |rows| (position, chunk, rows))).map(
+        move |(position, chunk, rows)| {
+            let which = group.iter().position(|w| *w == chunk.weight).expect("a chunk of this group");
+            let y = left[which].split_off_mut(..rows.len() * tokens).expect("results for every row");
             let rows = rows.start - chunk.rows.start..rows.end - chunk.rows.start;
-            Task {
-                position,
-                weight: chunk.weight,
-                rows,
-                y,
-            }
-        })
+            Task { position, weight: chunk.weight, rows, y }
+        },
+    )
 }
 
 /// Locks, also after another worker's panic: that panic is on its way to the caller already.

@@ -33,9 +33,7 @@ impl Team {
 
     /// Number of workers, at least 1.
     pub fn workers(&self) -> usize {
-        self.pool
-            .as_ref()
-            .map_or(1, rayon::ThreadPool::current_num_threads)
+        self.pool.as_ref().map_or(1, rayon::ThreadPool::current_num_threads)
     }
 
     /// Runs `f` on one of the workers, so that the regions it opens wake only the others.

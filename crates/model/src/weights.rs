@@ -51,24 +51,9 @@ impl Matrix {
     ///
     /// # Panics
     /// When `cols` is no whole number of blocks; the header's check has seen to that.
-    pub(crate) fn new(
-        name: &str,
-        format: Format,
-        rows: usize,
-        cols: usize,
-        file: u16,
-        offset: u64,
-    ) -> Self {
+    pub(crate) fn new(name: &str, format: Format, rows: usize, cols: usize, file: u16, offset: u64) -> Self {
         let row_bytes = format.row_bytes(cols).expect("whole blocks");
-        Self {
-            name: name.to_owned(),
-            format,
-            rows,
-            cols,
-            row_bytes,
-            file: FileIndex(file),
-            offset,
-        }
+        Self { name: name.to_owned(), format, rows, cols, row_bytes, file: FileIndex(file), offset }
     }
 
     /// Where the bytes of these rows are.
@@ -76,11 +61,7 @@ impl Matrix {
     /// # Panics
     /// When `rows` goes past the end.
     pub fn bytes_of(&self, rows: Range<usize>) -> ByteRange {
-        assert!(
-            rows.start <= rows.end && rows.end <= self.rows,
-            "rows {rows:?} of {}",
-            self.name
-        );
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.name);
         ByteRange {
             file: self.file,
             offset: self.offset + (rows.start * self.row_bytes) as u64,
@@ -111,10 +92,7 @@ impl Table {
 
     /// All matrices, in the order they were found.
     pub fn all(&self) -> impl Iterator<Item = (WeightId, &Matrix)> {
-        self.matrices
-            .iter()
-            .enumerate()
-            .map(|(i, m)| (WeightId(i as u32), m))
+        self.matrices.iter().enumerate().map(|(i, m)| (WeightId(i as u32), m))
     }
 }
 
@@ -157,31 +135,21 @@ impl<'a> Finder<'a> {
 
     fn find(&mut self, name: &str, wanted: &str) -> Result<&'a TensorInfo> {
         let Some(info) = self.gguf.tensor(name) else {
-            return Err(Error::tensor(
-                self.path(),
-                format!("tensor {name} is missing; wanted {wanted}"),
-            ));
+            return Err(Error::tensor(self.path(), format!("tensor {name} is missing; wanted {wanted}")));
         };
         self.used.insert(&info.name);
         Ok(info)
     }
 
     /// A matrix of `rows` × `cols`; `rows` None takes what the file has.
-    pub(crate) fn matrix(
-        &mut self,
-        name: &str,
-        rows: Option<usize>,
-        cols: usize,
-    ) -> Result<WeightId> {
+    pub(crate) fn matrix(&mut self, name: &str, rows: Option<usize>, cols: usize) -> Result<WeightId> {
         let wanted = match rows {
             Some(rows) => format!("[{cols}, {rows}]"),
             None => format!("[{cols}, any number of rows]"),
         };
         let info = self.find(name, &wanted)?;
         let found_rows = info.rows();
-        if info.cols() != cols as u64
-            || rows.is_some_and(|r| found_rows != r as u64)
-            || info.dims().len() > 2
+        if info.cols() != cols as u64 || rows.is_some_and(|r| found_rows != r as u64) || info.dims().len() > 2
         {
             return Err(Error::tensor(
                 self.path(),
@@ -211,15 +179,12 @@ impl<'a> Finder<'a> {
         };
         // The header's check compared the range with the file's length, so this is no more than the file holds.
         let mut bytes = vec![0; info.len as usize];
-        self.gguf.files()[info.file]
-            .read_exact_at(&mut bytes, info.offset)
-            .map_err(|source| Error::Machine {
-                what: format!(
-                    "{}: cannot read tensor {name}",
-                    self.gguf.paths()[info.file].display()
-                ),
+        self.gguf.files()[info.file].read_exact_at(&mut bytes, info.offset).map_err(|source| {
+            Error::Machine {
+                what: format!("{}: cannot read tensor {name}", self.gguf.paths()[info.file].display()),
                 source,
-            })?;
+            }
+        })?;
         let mut values = vec![0.0; len];
         let row = QuantRows::new(format, len, &bytes)
             .map_err(|e| Error::tensor(self.path(), format!("tensor {name}: {e}")))?;
@@ -238,20 +203,14 @@ impl<'a> Finder<'a> {
 
     /// A vector that may be absent.
     pub(crate) fn optional_vector(&mut self, name: &str, len: usize) -> Result<Option<Vec<f32>>> {
-        if self.has(name) {
-            self.vector(name, len).map(Some)
-        } else {
-            Ok(None)
-        }
+        if self.has(name) { self.vector(name, len).map(Some) } else { Ok(None) }
     }
 
     /// A norm's weights. All zeros is what a paused download into a preallocated file leaves.
     pub(crate) fn norm(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
         let values = self.vector(name, len)?;
         if values.iter().all(|v| *v == 0.0) && !values.is_empty() {
-            self.warnings.push(format!(
-                "tensor {name} is all zeros; the download may be incomplete"
-            ));
+            self.warnings.push(format!("tensor {name} is all zeros; the download may be incomplete"));
         }
         Ok(values)
     }
@@ -259,8 +218,7 @@ impl<'a> Finder<'a> {
     fn format_of(&mut self, info: &TensorInfo) -> Option<Format> {
         let format = Format::from_name(info.ty.name());
         if format.is_none() {
-            self.unsupported
-                .push(format!("{} is {}", info.name, info.ty.name()));
+            self.unsupported.push(format!("{} is {}", info.name, info.ty.name()));
         }
         format
     }
@@ -288,11 +246,7 @@ impl<'a> Finder<'a> {
                 ),
             ));
         }
-        let unused = self
-            .gguf
-            .tensors()
-            .iter()
-            .filter(|t| !self.used.contains(t.name.as_str()));
+        let unused = self.gguf.tensors().iter().filter(|t| !self.used.contains(t.name.as_str()));
         let mut ignored = 0;
         for tensor in unused {
             if let Some(layer) = layer_of(&tensor.name)
@@ -309,18 +263,13 @@ impl<'a> Finder<'a> {
             if tensor.name.ends_with(".bias") {
                 return Err(Error::tensor(
                     path,
-                    format!(
-                        "tensor {} is a bias that this program does not know where to add",
-                        tensor.name
-                    ),
+                    format!("tensor {} is a bias that this program does not know where to add", tensor.name),
                 ));
             }
             ignored += 1;
         }
         if ignored > 0 {
-            self.warnings.push(format!(
-                "{ignored} tensors in the file are not used by this architecture"
-            ));
+            self.warnings.push(format!("{ignored} tensors in the file are not used by this architecture"));
         }
         Ok((self.table, self.warnings))
     }

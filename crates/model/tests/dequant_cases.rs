@@ -28,17 +28,14 @@ fn rows_are_what_the_list_says_at_every_level() {
         };
         let path = folder.join(file);
         let gguf = Gguf::open(&path).unwrap_or_else(|e| panic!("{e}"));
-        let info = gguf
-            .tensor(tensor)
-            .unwrap_or_else(|| panic!("{file}: {tensor} is missing"));
+        let info = gguf.tensor(tensor).unwrap_or_else(|| panic!("{file}: {tensor} is missing"));
         assert_eq!(info.ty.name(), ty, "{file}: {tensor}");
         let format = Format::from_name(ty).unwrap_or_else(|| panic!("{ty} is not computed"));
         let cols = info.dims()[0] as usize;
         let mut bytes = vec![0; format.row_bytes(cols).expect("whole blocks")];
         let at = info.offset + row.parse::<u64>().expect("a row") * bytes.len() as u64;
         let data = File::open(&gguf.paths()[info.file]).expect("the file");
-        data.read_exact_at(&mut bytes, at)
-            .expect("a row of the tensor");
+        data.read_exact_at(&mut bytes, at).expect("a row of the tensor");
 
         let exact = reference::dequantise(format, &bytes);
         let size: f64 = exact.iter().map(|v| v.abs()).sum();
@@ -61,11 +58,7 @@ fn rows_are_what_the_list_says_at_every_level() {
         }
         for isa in Isa::available() {
             let mut out = vec![0.0; cols];
-            dequantise(
-                isa,
-                QuantRows::new(format, cols, &bytes).expect("one row"),
-                &mut out,
-            );
+            dequantise(isa, QuantRows::new(format, cols, &bytes).expect("one row"), &mut out);
             for (i, (found, exact)) in out.iter().zip(&exact).enumerate() {
                 close(
                     f64::from(*found),

@@ -4,11 +4,7 @@
 //! The exact values come from a float64 program that quantises nothing on the way; `data/exact_logits.py` says how
 //! they were made.
 
-#![allow(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a test that measures says what"
-)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a test that measures says what")]
 
 mod common;
 
@@ -38,41 +34,24 @@ fn every_format_and_feature_gives_the_exact_logits_within_its_bound() {
     let text = std::fs::read_to_string(data("exact_logits.json")).expect("oracle values");
     let golden: Value = serde_json::from_str(&text).expect("JSON");
     let numbers = |v: &Value| {
-        v.as_array()
-            .expect("an array")
-            .iter()
-            .map(|n| n.as_f64().expect("a number"))
-            .collect::<Vec<_>>()
+        v.as_array().expect("an array").iter().map(|n| n.as_f64().expect("a number")).collect::<Vec<_>>()
     };
     let ids: Vec<u32> = numbers(&golden["ids"]).iter().map(|v| *v as u32).collect();
-    let positions: Vec<usize> = numbers(&golden["positions"])
-        .iter()
-        .map(|v| *v as usize)
-        .collect();
+    let positions: Vec<usize> = numbers(&golden["positions"]).iter().map(|v| *v as usize).collect();
     let models = golden["logits"].as_object().expect("logits by model");
-    let wanted = sluice_model::supported_formats()
-        .into_iter()
-        .chain(Spec::FEATURES);
+    let wanted = sluice_model::supported_formats().into_iter().chain(Spec::FEATURES);
     for name in wanted {
         assert!(models.contains_key(name), "{name} has no exact values");
     }
     for (name, exact) in models {
         let spec = Spec::named(name).expect("a model that the fixtures know");
         let format = spec.format;
-        let exact: Vec<Vec<f64>> = exact
-            .as_array()
-            .expect("rows")
-            .iter()
-            .map(numbers)
-            .collect();
+        let exact: Vec<Vec<f64>> = exact.as_array().expect("rows").iter().map(numbers).collect();
         let (_dir, path) = write(&spec);
         for isa in Isa::available() {
             let model = Model::open_with(&path, isa).expect("a tiny model");
             // An f32 cache: the exact program rounds nothing there either.
-            let options = Options {
-                kv: KvFormat::F32,
-                ..Options::new(ids.len())
-            };
+            let options = Options { kv: KvFormat::F32, ..Options::new(ids.len()) };
             let mut session = Session::open(&model, &options).expect("a session");
             let (mut worst, mut squares, mut count) = (0f64, 0f64, 0);
             session
@@ -81,8 +60,7 @@ fn every_format_and_feature_gives_the_exact_logits_within_its_bound() {
                         return;
                     };
                     assert_eq!(row.len(), exact[i].len());
-                    let rms =
-                        (exact[i].iter().map(|v| v * v).sum::<f64>() / row.len() as f64).sqrt();
+                    let rms = (exact[i].iter().map(|v| v * v).sum::<f64>() / row.len() as f64).sqrt();
                     for (found, exact) in row.iter().zip(&exact[i]) {
                         let difference = (f64::from(*found) - exact) / rms;
                         worst = worst.max(difference.abs());
@@ -97,11 +75,7 @@ fn every_format_and_feature_gives_the_exact_logits_within_its_bound() {
                 "{name:11} on {}: largest difference {worst:.2e}, root mean square {mean:.2e} of the logits' own",
                 isa.name()
             );
-            assert!(
-                mean < bound(format) && worst < LARGEST * bound(format),
-                "{name} on {}",
-                isa.name()
-            );
+            assert!(mean < bound(format) && worst < LARGEST * bound(format), "{name} on {}", isa.name());
         }
     }
 }

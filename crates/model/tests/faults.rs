@@ -47,13 +47,7 @@ fn a_session_survives_failing_reads_and_gives_the_same_bits() {
         let mut failures = 0;
         for seed in 0..12 {
             let delay = Duration::from_micros(50);
-            memory.set_faults(Faults {
-                seed,
-                fail_one_in: 60,
-                split_one_in: 5,
-                delay,
-                ..Faults::default()
-            });
+            memory.set_faults(Faults { seed, fail_one_in: 60, split_one_in: 5, delay, ..Faults::default() });
             match session.feed(&PROMPT[session.position()..], false) {
                 Err(Error::Stream(_)) => failures += 1,
                 Err(other) => panic!("{other}"),
@@ -64,13 +58,8 @@ fn a_session_survives_failing_reads_and_gives_the_same_bits() {
         memory.set_faults(Faults::default());
         let left = session.position();
         if left < PROMPT.len() {
-            let logits = session
-                .feed(&PROMPT[left..], false)
-                .expect("reads work again");
-            assert_eq!(
-                logits, wanted,
-                "{threads} threads, {depth} ahead, {failures} failures"
-            );
+            let logits = session.feed(&PROMPT[left..], false).expect("reads work again");
+            assert_eq!(logits, wanted, "{threads} threads, {depth} ahead, {failures} failures");
         }
     }
 }
@@ -80,16 +69,9 @@ fn the_error_says_which_bytes() {
     let (_dir, path) = write(&mixed());
     let bytes = std::fs::read(&path).expect("the file just written");
     let model = Model::open(&path).expect("a tiny model");
-    let last = ByteRange {
-        file: FileIndex(0),
-        offset: bytes.len() as u64 - 100,
-        len: 100,
-    };
+    let last = ByteRange { file: FileIndex(0), offset: bytes.len() as u64 - 100, len: 100 };
     let memory = Arc::new(Memory::new(vec![bytes]));
-    memory.set_faults(Faults {
-        fail: vec![last],
-        ..Faults::default()
-    });
+    memory.set_faults(Faults { fail: vec![last], ..Faults::default() });
     let mut session = Session::with_backend(&model, &options(2), memory).expect("a session");
     match session.feed(&PROMPT, false) {
         Err(Error::Stream(e)) => assert_eq!(e.kind(), ErrorKind::Read, "{e}"),
@@ -109,10 +91,7 @@ fn a_raised_flag_ends_the_pass_and_a_lowered_one_lets_it_begin_again() {
         other.feed(&PROMPT, false).expect("logits").to_vec()
     };
     options.cancel.store(true, Ordering::Relaxed);
-    assert!(matches!(
-        session.feed(&PROMPT, true),
-        Err(Error::Interrupted)
-    ));
+    assert!(matches!(session.feed(&PROMPT, true), Err(Error::Interrupted)));
     assert_eq!(session.position(), 0);
     options.cancel.store(false, Ordering::Relaxed);
     assert_eq!(session.feed(&PROMPT, false).expect("logits"), wanted);
@@ -124,44 +103,19 @@ fn what_does_not_fit_is_refused_before_any_pass() {
     let model = Model::open(&path).expect("a tiny model");
     let mut session = Session::open(&model, &options(1)).expect("a session");
     let long = [1u32; 17];
-    assert!(matches!(
-        session.feed(&long, false),
-        Err(Error::Context {
-            context: 16,
-            wanted: 17,
-            ..
-        })
-    ));
-    assert!(
-        matches!(session.feed(&[320], false), Err(Error::Usage(_))),
-        "an id past the vocabulary"
-    );
+    assert!(matches!(session.feed(&long, false), Err(Error::Context { context: 16, wanted: 17, .. })));
+    assert!(matches!(session.feed(&[320], false), Err(Error::Usage(_))), "an id past the vocabulary");
     assert!(matches!(session.feed(&[], false), Err(Error::Usage(_))));
     assert_eq!(session.report().passes, 0);
     session.feed(&long[..16], false).expect("a full context");
-    assert!(matches!(
-        session.feed(&[1], false),
-        Err(Error::Context { .. })
-    ));
+    assert!(matches!(session.feed(&[1], false), Err(Error::Context { .. })));
     for bad in [
-        Options {
-            head_rows: 0,
-            ..options(1)
-        },
-        Options {
-            prompt_batch: Some(0),
-            ..options(1)
-        },
-        Options {
-            chunk_bytes: Some(0),
-            ..options(1)
-        },
+        Options { head_rows: 0, ..options(1) },
+        Options { prompt_batch: Some(0), ..options(1) },
+        Options { chunk_bytes: Some(0), ..options(1) },
         options(0),
     ] {
-        assert!(
-            matches!(Session::open(&model, &bad), Err(Error::Usage(_))),
-            "{bad:?}"
-        );
+        assert!(matches!(Session::open(&model, &bad), Err(Error::Usage(_))), "{bad:?}");
     }
     assert!(Session::open(&model, &Options::new(usize::MAX)).is_err());
 }

@@ -1,10 +1,6 @@
 //! The real model against exact values: what it would say with unquantised activations, and its perplexity.
 
-#![allow(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a test that measures says what"
-)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a test that measures says what")]
 
 mod common;
 
@@ -21,12 +17,7 @@ const CLEAR_GAP: f64 = 0.5;
 const PERPLEXITY_SHARE: f64 = 0.003;
 
 fn ids(value: &Value) -> Vec<u32> {
-    value
-        .as_array()
-        .expect("an array")
-        .iter()
-        .map(|v| v.as_u64().expect("an id") as u32)
-        .collect()
+    value.as_array().expect("an array").iter().map(|v| v.as_u64().expect("an id") as u32).collect()
 }
 
 #[test]
@@ -42,11 +33,7 @@ fn choices_follow_the_exact_logits() {
         let prompt = ids(&golden["ids"]);
         let greedy = ids(&golden["greedy"]);
         let top5 = golden["top5"].as_array().expect("top five of each step");
-        let fed: Vec<u32> = prompt
-            .iter()
-            .chain(&greedy[..greedy.len() - 1])
-            .copied()
-            .collect();
+        let fed: Vec<u32> = prompt.iter().chain(&greedy[..greedy.len() - 1]).copied().collect();
         let mut session = Session::open(&model, &Options::new(fed.len())).expect("a session");
         session
             .feed_each(&fed, |position, row| {
@@ -57,12 +44,7 @@ fn choices_follow_the_exact_logits() {
                     .as_array()
                     .expect("five pairs")
                     .iter()
-                    .map(|p| {
-                        (
-                            p[0].as_u64().expect("an id") as usize,
-                            p[1].as_f64().expect("a logit"),
-                        )
-                    })
+                    .map(|p| (p[0].as_u64().expect("an id") as usize, p[1].as_f64().expect("a logit")))
                     .collect();
                 for (id, logit) in &exact {
                     let difference = f64::from(row[*id]) - logit;
@@ -70,10 +52,7 @@ fn choices_follow_the_exact_logits() {
                     squares += difference * difference;
                     count += 1;
                 }
-                let choice = (0..row.len())
-                    .rev()
-                    .max_by(|a, b| row[*a].total_cmp(&row[*b]))
-                    .expect("logits");
+                let choice = (0..row.len()).rev().max_by(|a, b| row[*a].total_cmp(&row[*b])).expect("logits");
                 let gap = exact[0].1 - exact[1].1;
                 choices += 1;
                 if choice != exact[0].0 {
@@ -116,12 +95,6 @@ fn perplexity_is_that_of_the_exact_model() {
         })
         .expect("logits");
     let found = (nll / (tokens.len() - 1) as f64).exp();
-    println!(
-        "perplexity {found:.4}, exact {exact:.4}, {:+.3} %",
-        (found / exact - 1.0) * 100.0
-    );
-    assert!(
-        (found / exact - 1.0).abs() < PERPLEXITY_SHARE,
-        "perplexity {found}, exact {exact}"
-    );
+    println!("perplexity {found:.4}, exact {exact:.4}, {:+.3} %", (found / exact - 1.0) * 100.0);
+    assert!((found / exact - 1.0).abs() < PERPLEXITY_SHARE, "perplexity {found}, exact {exact}");
 }

@@ -11,13 +11,8 @@ use sluice_model::Model;
 
 /// The bytes behind the only occurrence of `name` in the header.
 fn behind<'a>(file: &'a mut [u8], name: &str) -> &'a mut [u8] {
-    let mut found = file
-        .windows(name.len())
-        .enumerate()
-        .filter(|(_, w)| *w == name.as_bytes());
-    let (at, _) = found
-        .next()
-        .unwrap_or_else(|| panic!("{name} is in the file"));
+    let mut found = file.windows(name.len()).enumerate().filter(|(_, w)| *w == name.as_bytes());
+    let (at, _) = found.next().unwrap_or_else(|| panic!("{name} is in the file"));
     assert!(found.next().is_none(), "{name} is there once");
     &mut file[at + name.len()..]
 }
@@ -39,10 +34,7 @@ fn refusal(spec: &Spec, change: impl FnOnce(&mut Vec<u8>)) -> String {
         Ok(_) => panic!("a contradiction was accepted"),
         Err(e) => e.to_string(),
     };
-    assert!(
-        message.starts_with(&path.display().to_string()),
-        "names the file: {message}"
-    );
+    assert!(message.starts_with(&path.display().to_string()), "names the file: {message}");
     assert_eq!(message.lines().count(), 1, "{message}");
     message
 }
@@ -51,61 +43,20 @@ fn refusal(spec: &Spec, change: impl FnOnce(&mut Vec<u8>)) -> String {
 fn impossible_counts_are_named_with_what_was_found() {
     let cases: [(&str, u32, &[&str]); 11] = [
         ("llama.block_count", 0, &["llama.block_count", "found 0"]),
-        (
-            "llama.block_count",
-            u32::MAX,
-            &["llama.block_count", "found 4294967295"],
-        ),
+        ("llama.block_count", u32::MAX, &["llama.block_count", "found 4294967295"]),
         ("llama.block_count", 3, &["blk.2.", "missing"]),
-        (
-            "llama.block_count",
-            1,
-            &["blk.1.", "belongs to layer 1", "block_count"],
-        ),
-        (
-            "llama.embedding_length",
-            0,
-            &["llama.embedding_length", "found 0"],
-        ),
-        (
-            "llama.embedding_length",
-            512,
-            &["token_embd.weight", "[256, 320]", "512"],
-        ),
-        (
-            "llama.feed_forward_length",
-            7,
-            &["blk.0.ffn_gate.weight", "[256, 512]", "[256, 7]"],
-        ),
-        (
-            "llama.attention.head_count_kv",
-            3,
-            &["llama.attention.head_count_kv", "divisor", "found 3"],
-        ),
-        (
-            "llama.attention.head_count_kv",
-            0,
-            &["llama.attention.head_count_kv", "found 0"],
-        ),
-        (
-            "llama.context_length",
-            0,
-            &["llama.context_length", "found 0"],
-        ),
-        (
-            "llama.rope.dimension_count",
-            1000,
-            &["llama.rope.dimension_count", "found 1000"],
-        ),
+        ("llama.block_count", 1, &["blk.1.", "belongs to layer 1", "block_count"]),
+        ("llama.embedding_length", 0, &["llama.embedding_length", "found 0"]),
+        ("llama.embedding_length", 512, &["token_embd.weight", "[256, 320]", "512"]),
+        ("llama.feed_forward_length", 7, &["blk.0.ffn_gate.weight", "[256, 512]", "[256, 7]"]),
+        ("llama.attention.head_count_kv", 3, &["llama.attention.head_count_kv", "divisor", "found 3"]),
+        ("llama.attention.head_count_kv", 0, &["llama.attention.head_count_kv", "found 0"]),
+        ("llama.context_length", 0, &["llama.context_length", "found 0"]),
+        ("llama.rope.dimension_count", 1000, &["llama.rope.dimension_count", "found 1000"]),
     ];
     for (key, value, words) in cases {
-        let message = refusal(&Spec::tiny(TensorType::Q8_0), |file| {
-            set(file, key, value.to_le_bytes())
-        });
-        assert!(
-            words.iter().all(|w| message.contains(w)),
-            "{key} = {value}: {message}"
-        );
+        let message = refusal(&Spec::tiny(TensorType::Q8_0), |file| set(file, key, value.to_le_bytes()));
+        assert!(words.iter().all(|w| message.contains(w)), "{key} = {value}: {message}");
     }
 }
 
@@ -117,9 +68,7 @@ fn impossible_constants_are_named() {
         ("llama.rope.freq_base", 0.0),
         ("llama.rope.freq_base", f32::INFINITY),
     ] {
-        let message = refusal(&Spec::tiny(TensorType::Q8_0), |file| {
-            set(file, key, value.to_le_bytes())
-        });
+        let message = refusal(&Spec::tiny(TensorType::Q8_0), |file| set(file, key, value.to_le_bytes()));
         assert!(message.contains(key), "{key} = {value}: {message}");
     }
 }
@@ -152,12 +101,7 @@ fn tensors_that_cannot_be_computed_are_named_all_at_once() {
             behind(file, name)[4 + 16..][..4].copy_from_slice(&I32.to_le_bytes());
         }
     });
-    for words in [
-        "2 tensors",
-        "blk.0.attn_k.weight is I32",
-        "blk.1.ffn_up.weight is I32",
-        "Q4_K",
-    ] {
+    for words in ["2 tensors", "blk.0.attn_k.weight is I32", "blk.1.ffn_up.weight is I32", "Q4_K"] {
         assert!(message.contains(words), "{message}");
     }
 }
@@ -168,10 +112,7 @@ fn another_architecture_is_refused_by_name() {
         // Behind the key: type, length, the five letters of llama.
         behind(file, "general.architecture")[4 + 8..][..5].copy_from_slice(b"mamba");
     });
-    assert!(
-        message.contains("general.architecture") && message.contains("mamba"),
-        "{message}"
-    );
+    assert!(message.contains("general.architecture") && message.contains("mamba"), "{message}");
 }
 
 #[test]
@@ -186,9 +127,6 @@ fn damage_in_a_norm_is_found_at_load() {
             let at = gguf.tensor("blk.1.ffn_norm.weight").expect("a norm").offset as usize;
             file[at + 20..at + 24].copy_from_slice(&value.to_le_bytes());
         });
-        assert!(
-            message.contains("blk.1.ffn_norm.weight") && message.contains(word),
-            "{message}"
-        );
+        assert!(message.contains("blk.1.ffn_norm.weight") && message.contains(word), "{message}");
     }
 }

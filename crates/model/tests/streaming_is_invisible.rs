@@ -63,11 +63,7 @@ fn backends(path: &Path) -> Vec<(BackendChoice, Direct)> {
     ];
     all.into_iter()
         .filter(|(backend, direct, needs)| {
-            let options = sluice_loader::Options {
-                backend: *backend,
-                direct: *direct,
-                ..Default::default()
-            };
+            let options = sluice_loader::Options { backend: *backend, direct: *direct, ..Default::default() };
             let opened = sluice_loader::open(&[path.to_owned()], &options);
             if let Err(e) = &opened {
                 assert!(!needs.is_empty() && !needs.split(',').any(required), "{e}");
@@ -121,24 +117,13 @@ fn on_a_tiny_model_every_cell_gives_the_same_bits() {
                 .run(&model, &prompt, &more)
                 .unwrap_or_else(|e| panic!("{cell:?} on {}: {e}", isa.name()));
             let wanted = first.get_or_insert_with(|| bits.clone());
-            assert!(
-                *wanted == bits,
-                "{cell:?} on {} gives other bits than the first cell",
-                isa.name()
-            );
+            assert!(*wanted == bits, "{cell:?} on {} gives other bits than the first cell", isa.name());
         }
     }
     let first = first.expect("cells ran");
     assert_eq!(first.len(), 4 * 320, "four rows of logits");
-    assert!(
-        first.windows(2).any(|w| w[0] != w[1]),
-        "the logits say something"
-    );
-    eprintln!(
-        "{} cells on {} CPU levels",
-        cells.len(),
-        Isa::available().len()
-    );
+    assert!(first.windows(2).any(|w| w[0] != w[1]), "the logits say something");
+    eprintln!("{} cells on {} CPU levels", cells.len(), Isa::available().len());
 }
 
 #[test]
@@ -147,28 +132,17 @@ fn other_cache_formats_change_little_and_are_as_invisible() {
     let model = Model::open(&path).expect("a tiny model");
     let prompt: Vec<u32> = (0..40).map(|i| 1 + i * 29 % 300).collect();
     let run = |kv, batch| {
-        let options = Options {
-            kv,
-            prompt_batch: Some(batch),
-            ..Options::new(64)
-        };
+        let options = Options { kv, prompt_batch: Some(batch), ..Options::new(64) };
         let mut session = Session::open(&model, &options).expect("a session");
         session.feed(&prompt, false).expect("logits").to_vec()
     };
     let exact = run(KvFormat::F32, 40);
     // A changed last bit of a key flips roundings of later 8-bit activations, each worth up to half a percent.
     let scale = exact.iter().fold(0f32, |m, v| m.max(v.abs()));
-    for (kv, bound) in [
-        (KvFormat::F32, 0.0),
-        (KvFormat::F16, 0.03),
-        (KvFormat::Q8_0, 0.1),
-    ] {
+    for (kv, bound) in [(KvFormat::F32, 0.0), (KvFormat::F16, 0.03), (KvFormat::Q8_0, 0.1)] {
         let (whole, single) = (run(kv, 40), run(kv, 1));
         assert_eq!(whole, single, "{kv:?}");
-        let worst = whole
-            .iter()
-            .zip(&exact)
-            .fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        let worst = whole.iter().zip(&exact).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
         assert!(worst <= bound * scale, "{kv:?}: {worst} of {scale}");
     }
 }
@@ -177,34 +151,16 @@ fn other_cache_formats_change_little_and_are_as_invisible() {
 fn on_the_real_model_every_backend_gives_the_same_bits() {
     let Some(path) = smollm2() else { return };
     let model = Model::open(&path).expect("the real model");
-    let prompt = model.tokenizer().encode(
-        b"Once upon a time, in a small village by the sea,",
-        true,
-        true,
-    );
+    let prompt = model.tokenizer().encode(b"Once upon a time, in a small village by the sea,", true, true);
     let more = [665, 436, 253];
     let mut first: Option<Vec<u32>> = None;
     for (backend, direct) in backends(&path) {
         for (head, head_rows) in [(Placement::Resident, 1024), (Placement::Stream, 1024)] {
             for (threads, chunk_bytes, batch) in [(1, 1 << 20, 5), (2, 200_000, 64)] {
                 let layers = Placement::Stream;
-                let cell = Cell {
-                    backend,
-                    direct,
-                    layers,
-                    head,
-                    head_rows,
-                    threads,
-                    chunk_bytes,
-                    batch,
-                };
-                let bits = cell
-                    .run(&model, &prompt, &more)
-                    .unwrap_or_else(|e| panic!("{cell:?}: {e}"));
-                assert!(
-                    *first.get_or_insert_with(|| bits.clone()) == bits,
-                    "{cell:?} gives other bits"
-                );
+                let cell = Cell { backend, direct, layers, head, head_rows, threads, chunk_bytes, batch };
+                let bits = cell.run(&model, &prompt, &more).unwrap_or_else(|e| panic!("{cell:?}: {e}"));
+                assert!(*first.get_or_insert_with(|| bits.clone()) == bits, "{cell:?} gives other bits");
             }
         }
     }

@@ -30,12 +30,7 @@ fn open(path: &Path) -> Tokenizer {
 }
 
 fn ids(value: &Value) -> Vec<u32> {
-    value
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|id| id.as_u64().unwrap() as u32)
-        .collect()
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
 /// Text of tokens that follow other text.
@@ -53,33 +48,20 @@ fn reference_lines_of_both_vocabularies() {
     for name in ["ggml-vocab-llama-spm", "ggml-vocab-llama-bpe"] {
         let file = |ext: &str| folder.join(format!("{name}.gguf{ext}"));
         let tokenizer = open(&file(""));
-        let (input, expected) = (
-            std::fs::read(file(".inp")).unwrap(),
-            std::fs::read_to_string(file(".out")).unwrap(),
-        );
+        let (input, expected) =
+            (std::fs::read(file(".inp")).unwrap(), std::fs::read_to_string(file(".out")).unwrap());
         let input = String::from_utf8(input).unwrap();
         let texts: Vec<&str> = input.split_terminator("\n__ggml_vocab_test__\n").collect();
         let lines: Vec<&str> = expected.lines().collect();
         assert_eq!(texts.len(), lines.len());
         for (text, line) in texts.iter().zip(lines) {
-            let line: Vec<u32> = line
-                .split_whitespace()
-                .map(|id| id.parse().unwrap())
-                .collect();
+            let line: Vec<u32> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
             let found = tokenizer.encode(text.as_bytes(), true, false);
             assert_eq!(found, line, "{name}: {text:?}");
-            let prefix = if name.ends_with("spm") && !text.is_empty() {
-                " "
-            } else {
-                ""
-            };
+            let prefix = if name.ends_with("spm") && !text.is_empty() { " " } else { "" };
             assert_eq!(decoded(&tokenizer, &found), format!("{prefix}{text}"));
         }
-        assert!(
-            tokenizer.heap_bytes() < 12_000_000,
-            "{name}: {} bytes",
-            tokenizer.heap_bytes()
-        );
+        assert!(tokenizer.heap_bytes() < 12_000_000, "{name}: {} bytes", tokenizer.heap_bytes());
     }
 }
 
@@ -88,10 +70,7 @@ fn golden_prompts() {
     let Some(model) = smollm2() else { return };
     let tokenizer = open(&model);
     let golden = include_str!("data/smollm2-135m-q4_1.jsonl");
-    let golden: Vec<Value> = golden
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let golden: Vec<Value> = golden.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(golden.len(), 12);
     for case in golden {
         let prompt = case["prompt"].as_str().unwrap();
@@ -114,9 +93,7 @@ fn case_files_are_refused_or_warned_of_by_key() {
     let index = std::fs::read_to_string(folder.join("index.tsv")).unwrap();
     let mut seen = 0;
     for line in index.lines() {
-        let [file, kind, _, words] = line.split('\t').collect::<Vec<_>>()[..] else {
-            panic!("{line}")
-        };
+        let [file, kind, _, words] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
         if !file.starts_with('T') && file != "G40-empty-vocab.gguf" {
             continue;
         }
@@ -128,19 +105,13 @@ fn case_files_are_refused_or_warned_of_by_key() {
                 tokenizer.encode("1234567 a   b\n\n\tc 你\n".as_bytes(), true, true);
                 if let Some((_, key)) = words.split_once("warning: ") {
                     let key = key.trim_end_matches(')');
-                    assert!(
-                        tokenizer.warnings().iter().any(|w| w.contains(key)),
-                        "{file}"
-                    );
+                    assert!(tokenizer.warnings().iter().any(|w| w.contains(key)), "{file}");
                 }
             }
             Err(error) => {
                 assert_ne!(kind, "must-accept", "{file}");
                 let error = error.to_string();
-                assert!(
-                    words.split(" | ").any(|word| error.contains(word)),
-                    "{file}: {error}"
-                );
+                assert!(words.split(" | ").any(|word| error.contains(word)), "{file}: {error}");
                 assert_eq!(error.lines().count(), 1);
             }
         }

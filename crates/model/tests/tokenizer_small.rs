@@ -48,17 +48,10 @@ impl Keys {
         self.pre.map(|pre| writer.key(&key("pre"), pre));
         let tokens: Vec<&[u8]> = self.tokens.iter().map(|token| &token[..]).collect();
         writer.array(&key("tokens"), &tokens);
-        self.types
-            .as_ref()
-            .map(|types| writer.array(&key("token_type"), types));
-        self.scores
-            .as_ref()
-            .map(|scores| writer.array(&key("scores"), scores));
+        self.types.as_ref().map(|types| writer.array(&key("token_type"), types));
+        self.scores.as_ref().map(|scores| writer.array(&key("scores"), scores));
         if let Some(merges) = &self.merges {
-            writer.array(
-                &key("merges"),
-                &merges.iter().map(|merge| &merge[..]).collect::<Vec<&str>>(),
-            );
+            writer.array(&key("merges"), &merges.iter().map(|merge| &merge[..]).collect::<Vec<&str>>());
         }
         for &(name, id) in &self.ids {
             writer.key(&key(name), id);
@@ -69,11 +62,7 @@ impl Keys {
         more(&mut writer);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vocabulary.gguf");
-        writer
-            .begin(std::fs::File::create(&path).unwrap())
-            .unwrap()
-            .finish()
-            .unwrap();
+        writer.begin(std::fs::File::create(&path).unwrap()).unwrap().finish().unwrap();
         Tokenizer::from_gguf(&Gguf::open(&path).unwrap())
     }
 
@@ -99,11 +88,7 @@ fn spm() -> Keys {
         types: None,
         scores: Some(Vec::new()),
         merges: None,
-        ids: vec![
-            ("bos_token_id", 1),
-            ("eos_token_id", 2),
-            ("unknown_token_id", 0),
-        ],
+        ids: vec![("bos_token_id", 1), ("eos_token_id", 2), ("unknown_token_id", 0)],
         flags: Vec::new(),
     };
     for (text, kind) in [("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL)] {
@@ -122,11 +107,7 @@ fn spm() -> Keys {
 fn byte_char(byte: u8) -> char {
     let plain = |b: u8| matches!(b, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
     let before = (0..byte).filter(|&b| !plain(b)).count() as u32;
-    if plain(byte) {
-        char::from(byte)
-    } else {
-        char::from_u32(0x100 + before).unwrap()
-    }
+    if plain(byte) { char::from(byte) } else { char::from_u32(0x100 + before).unwrap() }
 }
 
 /// The 256 bytes, the results of some merges, control tokens.
@@ -137,11 +118,7 @@ fn bpe(pre: &'static str) -> Keys {
         tokens: Vec::new(),
         types: None,
         scores: None,
-        merges: Some(
-            ["h e", "Ġ t", "Ġt he", "1 2", "12 3"]
-                .map(String::from)
-                .to_vec(),
-        ),
+        merges: Some(["h e", "Ġ t", "Ġt he", "1 2", "12 3"].map(String::from).to_vec()),
         ids: vec![("bos_token_id", 261), ("eos_token_id", 262)],
         flags: Vec::new(),
     };
@@ -167,23 +144,15 @@ fn bpe(pre: &'static str) -> Keys {
 /// Tokens as their texts, for reading.
 fn texts(tokenizer: &Tokenizer, text: &str, parse_special: bool, add_bos: bool) -> Vec<String> {
     let ids = tokenizer.encode(text.as_bytes(), parse_special, add_bos);
-    ids.iter()
-        .map(|&id| String::from_utf8_lossy(&tokenizer.piece(id)).into_owned())
-        .collect()
+    ids.iter().map(|&id| String::from_utf8_lossy(&tokenizer.piece(id)).into_owned()).collect()
 }
 
 #[test]
 fn bpe_pieces_merges_and_whole_pieces() {
     let llama = bpe("llama-bpe").load().unwrap();
     let smollm = bpe("smollm").load().unwrap();
-    assert_eq!(
-        texts(&llama, "the the 12345", false, false),
-        ["t", "he", " the", " ", "123", "4", "5"]
-    );
-    assert_eq!(
-        texts(&smollm, "the 12345", false, false),
-        ["t", "he", " ", "1", "2", "3", "4", "5"]
-    );
+    assert_eq!(texts(&llama, "the the 12345", false, false), ["t", "he", " the", " ", "123", "4", "5"]);
+    assert_eq!(texts(&smollm, "the 12345", false, false), ["t", "he", " ", "1", "2", "3", "4", "5"]);
     assert_eq!(texts(&llama, "ehe", false, false), ["ehe"]);
     assert_eq!(texts(&smollm, "ehe", false, false), ["e", "he"]);
     assert_eq!(llama.warnings(), [] as [String; 0]);
@@ -198,18 +167,10 @@ fn every_end_of_generation_token_ends_and_none_is_printed() {
     let mislabelled = keys.add("<|im_end|>", NORMAL);
     keys.ids.push(("eom_token_id", message_end));
     let tokenizer = keys.load().unwrap();
-    let ends: Vec<u32> = (0..tokenizer.vocab_size() as u32 + 9)
-        .filter(|&id| tokenizer.is_end(id))
-        .collect();
+    let ends: Vec<u32> = (0..tokenizer.vocab_size() as u32 + 9).filter(|&id| tokenizer.is_end(id)).collect();
     assert_eq!(ends, [262, 263, message_end, mislabelled]);
     assert!(ends.iter().all(|&id| tokenizer.is_control(id)));
-    assert_eq!(
-        decoded(
-            &tokenizer,
-            &[104, 261, 262, 263, message_end, mislabelled, 105]
-        ),
-        "hi"
-    );
+    assert_eq!(decoded(&tokenizer, &[104, 261, 262, 263, message_end, mislabelled, 105]), "hi");
     assert!(tokenizer.warnings()[0].contains("<|im_end|>"));
 }
 
@@ -217,10 +178,7 @@ fn every_end_of_generation_token_ends_and_none_is_printed() {
 fn control_tokens_in_text_only_when_asked_for() {
     let tokenizer = bpe("llama-bpe").load().unwrap();
     let text = "he<|eot_id|>he";
-    assert_eq!(
-        texts(&tokenizer, text, true, false),
-        ["he", "<|eot_id|>", "he"]
-    );
+    assert_eq!(texts(&tokenizer, text, true, false), ["he", "<|eot_id|>", "he"]);
     let plain = tokenizer.encode(text.as_bytes(), false, false);
     assert!(plain.iter().all(|&id| !tokenizer.is_control(id)));
     assert_eq!(decoded(&tokenizer, &plain), text);
@@ -230,10 +188,7 @@ fn control_tokens_in_text_only_when_asked_for() {
         keys.add(piece, NORMAL);
     }
     let tokenizer = keys.load().unwrap();
-    assert_eq!(
-        texts(&tokenizer, "<s>", false, false)[..3],
-        [" ", "<s", ">"]
-    );
+    assert_eq!(texts(&tokenizer, "<s>", false, false)[..3], [" ", "<s", ">"]);
     assert_eq!(tokenizer.encode(b"<s>", true, false), [1]);
     let bytes = tokenizer.encode(b"<0x41>", false, false);
     assert_eq!(decoded(&tokenizer, &bytes), " <0x41>");
@@ -242,10 +197,7 @@ fn control_tokens_in_text_only_when_asked_for() {
 #[test]
 fn exactly_one_bos() {
     let says = |flag: Option<bool>, keys: Keys| {
-        let flags = flag
-            .map(|flag| ("add_bos_token", flag))
-            .into_iter()
-            .collect();
+        let flags = flag.map(|flag| ("add_bos_token", flag)).into_iter().collect();
         Keys { flags, ..keys }.load().unwrap()
     };
     for (flag, keys, expected) in [
@@ -264,12 +216,7 @@ fn exactly_one_bos() {
         let spelled = tokenizer.piece(bos);
         assert_eq!(tokenizer.encode(&spelled, true, true), [bos]);
     }
-    let none = Keys {
-        ids: vec![],
-        ..spm()
-    }
-    .load()
-    .unwrap();
+    let none = Keys { ids: vec![], ..spm() }.load().unwrap();
     assert!(!none.adds_bos());
     assert!(none.encode(b"", true, true).is_empty());
 }
@@ -280,14 +227,8 @@ fn the_space_prefix() {
     assert_eq!(texts(&with, "the", true, true), ["<s>", " the"]);
     assert_eq!(texts(&with, " the", true, true), ["<s>", " ", " the"]);
     assert_eq!(texts(&with, "<s>the", true, true), ["<s>", " the"]);
-    assert_eq!(
-        texts(&with, "the</s>the", true, false),
-        [" the", "</s>", " the"]
-    );
-    let keys = Keys {
-        flags: vec![("add_space_prefix", false)],
-        ..spm()
-    };
+    assert_eq!(texts(&with, "the</s>the", true, false), [" the", "</s>", " the"]);
+    let keys = Keys { flags: vec![("add_space_prefix", false)], ..spm() };
     let without = keys.load().unwrap();
     assert_eq!(texts(&without, "the", true, true), ["<s>", "t", "he"]);
     assert_eq!(texts(&without, "<s> the", true, true), ["<s>", " the"]);
@@ -304,10 +245,7 @@ fn the_decoder_gives_whole_characters_and_holds_back_little() {
     let tokenizer = spm().load().unwrap();
     let steps = |bytes: &[u8]| {
         let mut decoder = Decoder::new(&tokenizer);
-        let mut steps: Vec<String> = bytes
-            .iter()
-            .map(|&byte| decoder.push(3 + u32::from(byte)))
-            .collect();
+        let mut steps: Vec<String> = bytes.iter().map(|&byte| decoder.push(3 + u32::from(byte))).collect();
         steps.push(decoder.finish());
         steps
     };
@@ -316,10 +254,7 @@ fn the_decoder_gives_whole_characters_and_holds_back_little() {
     assert_eq!(steps(b"\xF0\x9F\x41"), ["", "", "\u{FFFD}A", ""]);
     assert_eq!(steps(b"\xFF\x80a"), ["\u{FFFD}", "\u{FFFD}", "a", ""]);
     assert_eq!(steps(b"\xC3\xC3\xA9"), ["", "\u{FFFD}", "é", ""]);
-    assert_eq!(
-        steps(b"\xED\xA0\x80"),
-        ["", "\u{FFFD}\u{FFFD}", "\u{FFFD}", ""]
-    );
+    assert_eq!(steps(b"\xED\xA0\x80"), ["", "\u{FFFD}\u{FFFD}", "\u{FFFD}", ""]);
     let mut decoder = Decoder::new(&tokenizer);
     assert_eq!(decoder.push(3 + 0xC3), "");
     assert_eq!(decoder.push(2), ""); // a control token in between
@@ -334,38 +269,22 @@ fn any_bytes_become_tokens_and_come_back() {
     for round in 0..3000 {
         let bytes: Vec<u8> = (0..round % 40)
             .map(|_| {
-                state = state
-                    .wrapping_mul(6364136223846793005)
-                    .wrapping_add(1442695040888963407);
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 let random = (state >> 33) as usize;
-                if random & 1 == 0 {
-                    b"the <s>\n\xC3\xA9"[random / 2 % 10]
-                } else {
-                    (random >> 8) as u8
-                }
+                if random & 1 == 0 { b"the <s>\n\xC3\xA9"[random / 2 % 10] } else { (random >> 8) as u8 }
             })
             .collect();
         let joined = |tokenizer: &Tokenizer, ids: Vec<u32>| -> Vec<u8> {
-            ids.iter()
-                .flat_map(|&id| tokenizer.piece(id).into_owned())
-                .collect()
+            ids.iter().flat_map(|&id| tokenizer.piece(id).into_owned()).collect()
         };
         let back = joined(&spm, spm.encode(&bytes, false, false));
         assert_eq!(back.strip_prefix(b" ").unwrap_or(b""), bytes);
         // BPE replaces bytes that are no text, one by one.
         let text: String = bytes
             .utf8_chunks()
-            .flat_map(|chunk| {
-                [
-                    chunk.valid().to_string(),
-                    "\u{FFFD}".repeat(chunk.invalid().len()),
-                ]
-            })
+            .flat_map(|chunk| [chunk.valid().to_string(), "\u{FFFD}".repeat(chunk.invalid().len())])
             .collect();
-        assert_eq!(
-            joined(&bpe, bpe.encode(&bytes, false, false)),
-            text.as_bytes()
-        );
+        assert_eq!(joined(&bpe, bpe.encode(&bytes, false, false)), text.as_bytes());
     }
 }
 
@@ -381,62 +300,29 @@ fn odd_token_texts() {
     let tokenizer = keys.load().unwrap();
     assert_eq!(tokenizer.piece(long).len(), 100_000);
     assert_eq!(tokenizer.kind(empty), Some(TokenKind::UserDefined));
-    assert_eq!(
-        decoded(&tokenizer, &[not_text, empty, zero, unused, spaces]),
-        "\u{FFFD}\u{FFFD}\0    "
-    );
-    assert_eq!(
-        tokenizer.encode(b"\0    \0", false, false),
-        [262, zero, spaces, 262, zero]
-    );
+    assert_eq!(decoded(&tokenizer, &[not_text, empty, zero, unused, spaces]), "\u{FFFD}\u{FFFD}\0    ");
+    assert_eq!(tokenizer.encode(b"\0    \0", false, false), [262, zero, spaces, 262, zero]);
     assert_eq!(tokenizer.encode(&[b'x'; 1000], false, false).len(), 1001); // no way leads to the long token
     assert_eq!(&*tokenizer.piece(u32::MAX), b"");
 
     let mut keys = bpe("gpt-2");
-    let odd = [
-        keys.add("你好 raw", NORMAL),
-        keys.add_bytes(b"\xFF", NORMAL),
-        keys.add("", NORMAL),
-    ];
+    let odd = [keys.add("你好 raw", NORMAL), keys.add_bytes(b"\xFF", NORMAL), keys.add("", NORMAL)];
     let tokenizer = keys.load().unwrap();
     assert_eq!(&*tokenizer.piece(odd[0]), "你好 raw".as_bytes());
-    assert!(
-        tokenizer
-            .encode("你好 raw\u{FFFD}".as_bytes(), true, false)
-            .iter()
-            .all(|id| !odd.contains(id))
-    );
+    assert!(tokenizer.encode("你好 raw\u{FFFD}".as_bytes(), true, false).iter().all(|id| !odd.contains(id)));
 }
 
 #[test]
 fn kinds_are_inferred_where_the_file_has_none() {
-    let tokenizer = Keys {
-        types: None,
-        ..spm()
-    }
-    .load()
-    .unwrap();
+    let tokenizer = Keys { types: None, ..spm() }.load().unwrap();
     assert_eq!(
         [0, 1, 2, 3].map(|id| tokenizer.kind(id).unwrap()),
-        [
-            TokenKind::Unknown,
-            TokenKind::Control,
-            TokenKind::Control,
-            TokenKind::Byte
-        ]
+        [TokenKind::Unknown, TokenKind::Control, TokenKind::Control, TokenKind::Byte]
     );
     assert_eq!(texts(&tokenizer, "éthe", true, true).len(), 1 + 1 + 2 + 2);
     // Any integer width will do for token_type.
-    let keys = Keys {
-        types: None,
-        ..spm()
-    };
-    let narrow: Vec<u8> = spm()
-        .types
-        .unwrap()
-        .iter()
-        .map(|&kind| kind as u8)
-        .collect();
+    let keys = Keys { types: None, ..spm() };
+    let narrow: Vec<u8> = spm().types.unwrap().iter().map(|&kind| kind as u8).collect();
     let tokenizer = keys
         .load_with(|writer| {
             writer.array("tokenizer.ggml.token_type", &narrow);
@@ -451,51 +337,24 @@ fn warnings_say_what_was_guessed() {
         let warnings = keys.load().unwrap().warnings().join("\n");
         assert!(warnings.contains(words), "{warnings}");
     };
-    warned(
-        Keys {
-            pre: None,
-            ..bpe("")
-        },
-        "tokenizer.ggml.pre",
-    );
+    warned(Keys { pre: None, ..bpe("") }, "tokenizer.ggml.pre");
     warned(bpe("default"), "\"default\"");
     let mut llama = bpe("default");
     llama.add("<|start_header_id|>", CONTROL);
     warned(llama, "llama-bpe");
-    warned(
-        Keys {
-            scores: None,
-            ..spm()
-        },
-        "tokenizer.ggml.scores",
-    );
+    warned(Keys { scores: None, ..spm() }, "tokenizer.ggml.scores");
     let mut twice = spm();
     twice.add("he", NORMAL);
     warned(twice, "duplicate token \"he\"");
     let mut odd = spm();
     odd.add("odd", 77);
     warned(odd, "tokenizer.ggml.token_type");
-    let no_bytes = Keys {
-        types: Some([&[UNKNOWN, CONTROL, CONTROL][..], &[NORMAL; 7]].concat()),
-        ..spm()
-    };
+    let no_bytes = Keys { types: Some([&[UNKNOWN, CONTROL, CONTROL][..], &[NORMAL; 7]].concat()), ..spm() };
     let keep = |id: &usize| *id < 3 || *id >= 259;
-    let tokens = spm()
-        .tokens
-        .into_iter()
-        .enumerate()
-        .filter(|(id, _)| keep(id))
-        .map(|(_, text)| text)
-        .collect();
-    let no_bytes = Keys {
-        tokens,
-        scores: Some(vec![0.0; 10]),
-        ..no_bytes
-    };
-    assert_eq!(
-        texts(&no_bytes.load().unwrap(), "你\n", true, true),
-        ["<s>", " ", "<unk>"]
-    );
+    let tokens =
+        spm().tokens.into_iter().enumerate().filter(|(id, _)| keep(id)).map(|(_, text)| text).collect();
+    let no_bytes = Keys { tokens, scores: Some(vec![0.0; 10]), ..no_bytes };
+    assert_eq!(texts(&no_bytes.load().unwrap(), "你\n", true, true), ["<s>", " ", "<unk>"]);
     warned(no_bytes, "becomes \"<unk>\"");
 }
 
@@ -508,112 +367,29 @@ fn bad_vocabularies_are_refused_by_key() {
         assert!(words.iter().all(|word| message.contains(word)), "{message}");
         assert_eq!(message.lines().count(), 1);
     };
+    refused(Keys { model: None, ..spm() }, Missing, ["tokenizer.ggml.model", "wanted"]);
+    refused(Keys { model: Some("t5"), ..spm() }, Unsupported, ["tokenizer.ggml.model", "t5"]);
+    refused(bpe("my-own\n-bpe"), Unsupported, ["my-own\\n-bpe", "llama-bpe"]);
+    refused(Keys { tokens: vec![], ..spm() }, Malformed, ["tokenizer.ggml.tokens", "found 0"]);
+    refused(Keys { scores: Some(vec![0.0; 5]), ..spm() }, Malformed, ["tokenizer.ggml.scores", "found 5"]);
+    refused(Keys { scores: Some(vec![f32::NAN; 266]), ..spm() }, Malformed, ["tokenizer.ggml.scores", "NaN"]);
     refused(
-        Keys {
-            model: None,
-            ..spm()
-        },
-        Missing,
-        ["tokenizer.ggml.model", "wanted"],
-    );
-    refused(
-        Keys {
-            model: Some("t5"),
-            ..spm()
-        },
-        Unsupported,
-        ["tokenizer.ggml.model", "t5"],
-    );
-    refused(
-        bpe("my-own\n-bpe"),
-        Unsupported,
-        ["my-own\\n-bpe", "llama-bpe"],
-    );
-    refused(
-        Keys {
-            tokens: vec![],
-            ..spm()
-        },
-        Malformed,
-        ["tokenizer.ggml.tokens", "found 0"],
-    );
-    refused(
-        Keys {
-            scores: Some(vec![0.0; 5]),
-            ..spm()
-        },
-        Malformed,
-        ["tokenizer.ggml.scores", "found 5"],
-    );
-    refused(
-        Keys {
-            scores: Some(vec![f32::NAN; 266]),
-            ..spm()
-        },
-        Malformed,
-        ["tokenizer.ggml.scores", "NaN"],
-    );
-    refused(
-        Keys {
-            types: Some(vec![1; 267]),
-            ..spm()
-        },
+        Keys { types: Some(vec![1; 267]), ..spm() },
         Malformed,
         ["tokenizer.ggml.token_type", "found 267"],
     );
-    for name in [
-        "bos_token_id",
-        "eos_token_id",
-        "unknown_token_id",
-        "eot_token_id",
-        "eom_token_id",
-    ] {
-        refused(
-            Keys {
-                ids: vec![(name, 266)],
-                ..spm()
-            },
-            Malformed,
-            [name, "found 266"],
-        );
-        refused(
-            Keys {
-                ids: vec![(name, u32::MAX)],
-                ..spm()
-            },
-            Malformed,
-            [name, "266"],
-        );
+    for name in ["bos_token_id", "eos_token_id", "unknown_token_id", "eot_token_id", "eom_token_id"] {
+        refused(Keys { ids: vec![(name, 266)], ..spm() }, Malformed, [name, "found 266"]);
+        refused(Keys { ids: vec![(name, u32::MAX)], ..spm() }, Malformed, [name, "266"]);
     }
-    let keys = Keys {
-        ids: vec![],
-        flags: vec![("add_bos_token", true)],
-        ..spm()
-    };
+    let keys = Keys { ids: vec![], flags: vec![("add_bos_token", true)], ..spm() };
     refused(keys, Missing, ["bos_token_id", "add_bos_token"]);
-    refused(
-        Keys {
-            merges: None,
-            ..bpe("smollm")
-        },
-        Missing,
-        ["tokenizer.ggml.merges", "wanted"],
-    );
-    let merges = |merge: &str| Keys {
-        merges: Some(vec!["h e".into(), merge.into()]),
-        ..bpe("smollm")
-    };
+    refused(Keys { merges: None, ..bpe("smollm") }, Missing, ["tokenizer.ggml.merges", "wanted"]);
+    let merges = |merge: &str| Keys { merges: Some(vec!["h e".into(), merge.into()]), ..bpe("smollm") };
     for bad in ["he", "", " ", "h ", " e", "hé e", "h  e", "q z", "h e e"] {
         refused(merges(bad), Malformed, ["tokenizer.ggml.merges", "entry 1"]);
     }
-    refused(
-        Keys {
-            merges: Some(vec![]),
-            ..bpe("smollm")
-        },
-        Malformed,
-        ["tokenizer.ggml.merges", "found 0"],
-    );
+    refused(Keys { merges: Some(vec![]), ..bpe("smollm") }, Malformed, ["tokenizer.ggml.merges", "found 0"]);
 }
 
 #[test]
@@ -624,12 +400,7 @@ fn wrong_element_types_are_refused() {
         assert_eq!(error.kind(), TokenizerErrorKind::Malformed);
         assert_eq!(error.key(), key);
     };
-    let without = Keys {
-        scores: None,
-        types: None,
-        ids: vec![],
-        ..spm()
-    };
+    let without = Keys { scores: None, types: None, ids: vec![], ..spm() };
     fails(without.clone(), "scores", &|writer, key| {
         writer.array(key, &[0i8; 266]);
     });
@@ -645,24 +416,10 @@ fn wrong_element_types_are_refused() {
     fails(without.clone(), "add_bos_token", &|writer, key| {
         writer.key(key, "yes");
     });
-    fails(
-        Keys {
-            model: None,
-            ..without
-        },
-        "model",
-        &|writer, key| {
-            writer.key(key, 7u32);
-        },
-    );
-    fails(
-        Keys {
-            merges: None,
-            ..bpe("gpt-2")
-        },
-        "merges",
-        &|writer, key| {
-            writer.array(key, &[1u32, 2]);
-        },
-    );
+    fails(Keys { model: None, ..without }, "model", &|writer, key| {
+        writer.key(key, 7u32);
+    });
+    fails(Keys { merges: None, ..bpe("gpt-2") }, "merges", &|writer, key| {
+        writer.array(key, &[1u32, 2]);
+    });
 }

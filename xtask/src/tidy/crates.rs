@@ -26,39 +26,28 @@ pub fn check(metadata: &Value) -> Vec<String> {
     let packages = list(&metadata["packages"]);
     let mut findings = Vec::new();
     // Crates of the workspace come from no registry.
-    let own: Vec<&str> = packages
-        .iter()
-        .filter(|package| package["source"].is_null())
-        .map(name)
-        .collect();
+    let own: Vec<&str> = packages.iter().filter(|package| package["source"].is_null()).map(name).collect();
     for package in packages {
         let name = name(package);
         let licence = package["license"].as_str().unwrap_or("none");
         if !licence_allowed(licence) {
-            findings.push(format!(
-                "{name}: licence `{licence}` is not among the allowed ones"
-            ));
+            findings.push(format!("{name}: licence `{licence}` is not among the allowed ones"));
         }
         for dependency in list(&package["dependencies"]) {
             let other = dependency["name"].as_str().unwrap_or_default();
             // A dev-dependency has kind "dev", a normal one has null.
             let normal = dependency["kind"].as_str() != Some("dev");
             if LEAVES.contains(&name) && own.contains(&other) {
-                findings.push(format!(
-                    "{name} depends on {other}: leaves depend on no crate of the workspace"
-                ));
+                findings
+                    .push(format!("{name} depends on {other}: leaves depend on no crate of the workspace"));
             }
             if name == "sluice-gguf" && normal {
-                findings.push(format!(
-                    "sluice-gguf depends on {other}: it has no dependencies"
-                ));
+                findings.push(format!("sluice-gguf depends on {other}: it has no dependencies"));
             }
         }
     }
     for leaf in LEAVES.iter().filter(|leaf| !own.contains(leaf)) {
-        findings.push(format!(
-            "{leaf} is not in the workspace, so nothing was checked of it"
-        ));
+        findings.push(format!("{leaf} is not in the workspace, so nothing was checked of it"));
     }
     findings
 }
@@ -73,10 +62,7 @@ fn name(package: &Value) -> &str {
 
 /// Whether an SPDX expression (or the older `A/B`) can be met with allowed licences alone.
 fn licence_allowed(expression: &str) -> bool {
-    let spaced = expression
-        .replace('/', " OR ")
-        .replace('(', " ( ")
-        .replace(')', " ) ");
+    let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let mut tokens = spaced.split_whitespace().peekable();
     let allowed = any_of(&mut tokens);
     // Something left over was not understood, and what is not understood is not allowed.
@@ -135,14 +121,8 @@ mod tests {
     #[test]
     fn leaves_stand_alone() {
         assert_eq!(workspace(vec![]), [""; 0]);
-        let dependencies =
-            json!([{"name": "half", "kind": null}, {"name": "sluice-gguf", "kind": "dev"}]);
-        let found = workspace(vec![package(
-            "sluice-kernels",
-            Value::Null,
-            "MIT",
-            dependencies,
-        )]);
+        let dependencies = json!([{"name": "half", "kind": null}, {"name": "sluice-gguf", "kind": "dev"}]);
+        let found = workspace(vec![package("sluice-kernels", Value::Null, "MIT", dependencies)]);
         assert_eq!(
             found,
             ["sluice-kernels depends on sluice-gguf: leaves depend on no crate of the workspace"]
@@ -152,18 +132,9 @@ mod tests {
 
     #[test]
     fn gguf_has_no_dependencies_but_for_tests() {
-        let dependencies =
-            json!([{"name": "proptest", "kind": "dev"}, {"name": "half", "kind": null}]);
-        let found = workspace(vec![package(
-            "sluice-gguf",
-            Value::Null,
-            "MIT",
-            dependencies,
-        )]);
-        assert_eq!(
-            found,
-            ["sluice-gguf depends on half: it has no dependencies"]
-        );
+        let dependencies = json!([{"name": "proptest", "kind": "dev"}, {"name": "half", "kind": null}]);
+        let found = workspace(vec![package("sluice-gguf", Value::Null, "MIT", dependencies)]);
+        assert_eq!(found, ["sluice-gguf depends on half: it has no dependencies"]);
     }
 
     #[test]
@@ -188,15 +159,7 @@ mod tests {
         ] {
             assert!(!licence_allowed(bad), "{bad}");
         }
-        let found = workspace(vec![package(
-            "odd",
-            json!("registry"),
-            "GPL-3.0",
-            json!([]),
-        )]);
-        assert_eq!(
-            found,
-            ["odd: licence `GPL-3.0` is not among the allowed ones"]
-        );
+        let found = workspace(vec![package("odd", json!("registry"), "GPL-3.0", json!([]))]);
+        assert_eq!(found, ["odd: licence `GPL-3.0` is not among the allowed ones"]);
     }
 }

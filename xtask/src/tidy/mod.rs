@@ -10,16 +10,8 @@ use std::fs;
 /// Checks the whole tree; prints every finding and fails if there is one.
 pub fn tidy() -> Result {
     // Files that are new and not ignored count as well: found before the commit, not after it.
-    let list = stdout(&mut command(
-        "git",
-        &[
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ],
-    ))?;
+    let list =
+        stdout(&mut command("git", &["ls-files", "-z", "--cached", "--others", "--exclude-standard"]))?;
     let mut findings = Vec::new();
     let mut files = 0;
     for path in list.split_terminator('\0') {
@@ -28,11 +20,8 @@ pub fn tidy() -> Result {
             continue;
         };
         files += 1;
-        findings.extend(
-            rules::check(path, &text)
-                .iter()
-                .map(|f| format!("{path}:{}: {}", f.line, f.message)),
-        );
+        findings
+            .extend(rules::check(path, &text).iter().map(|f| format!("{path}:{}: {}", f.line, f.message)));
     }
     findings.extend(crates::check(&metadata(&[])?));
     for finding in &findings {

@@ -26,19 +26,10 @@ const UNSAFE_ALLOWED: [&str; 4] = [
 const SAFETY_LINES: usize = 12;
 
 /// Pieces of GGUF tensor names. The loader must not know any: it hands out byte ranges, of whatever they are.
-const TENSOR_NAMES: [&str; 6] = [
-    "blk.",
-    "token_embd",
-    "output_norm",
-    "output.weight",
-    "attn_",
-    "ffn_",
-];
+const TENSOR_NAMES: [&str; 6] = ["blk.", "token_embd", "output_norm", "output.weight", "attn_", "ffn_"];
 
 /// Words for how bytes arrive. Layers are arithmetic over weights that are just there.
-const IO_WORDS: [&str; 7] = [
-    "file", "backend", "pread", "mmap", "uring", "loader", "loan",
-];
+const IO_WORDS: [&str; 7] = ["file", "backend", "pread", "mmap", "uring", "loader", "loan"];
 
 /// Every complaint about one text file; `path` is relative to the root, with forward slashes.
 pub fn check(path: &str, text: &str) -> Vec<Finding> {
@@ -78,9 +69,7 @@ fn length(text: &str) -> Option<Finding> {
     if lines <= MAX_LINES {
         return None;
     }
-    whole_file(format!(
-        "{lines} lines, at most {MAX_LINES}: split it by what its parts are about"
-    ))
+    whole_file(format!("{lines} lines, at most {MAX_LINES}: split it by what its parts are about"))
 }
 
 fn left_overs(code: &str) -> Vec<Finding> {
@@ -99,16 +88,12 @@ fn unsafety(path: &str, text: &str, code: &str) -> Vec<Finding> {
         for (_, tail) in words(line).filter(|&(word, _)| word == "unsafe") {
             let message = if !allowed {
                 "`unsafe` here: it belongs into kernels/x86, loader/backend, loader/buffer.rs or model/team.rs"
-            } else if !tail.starts_with("fn") && !tail.starts_with("extern") && !has_note(&lines, i)
-            {
+            } else if !tail.starts_with("fn") && !tail.starts_with("extern") && !has_note(&lines, i) {
                 "no `// SAFETY:` note above: say what a reader has to check"
             } else {
                 continue;
             };
-            findings.push(Finding {
-                line: i + 1,
-                message: message.into(),
-            });
+            findings.push(Finding { line: i + 1, message: message.into() });
         }
     }
     findings
@@ -117,17 +102,13 @@ fn unsafety(path: &str, text: &str, code: &str) -> Vec<Finding> {
 /// Whether line `i`, or one of the lines above it up to a blank one, holds a note.
 fn has_note(lines: &[&str], i: usize) -> bool {
     let above = lines[..=i].iter().rev().take(SAFETY_LINES);
-    above
-        .take_while(|line| !line.trim().is_empty())
-        .any(|line| line.contains("SAFETY:"))
+    above.take_while(|line| !line.trim().is_empty()).any(|line| line.contains("SAFETY:"))
 }
 
 fn tensor_names(text: &str) -> Vec<Finding> {
     on_lines(text, |line| {
         let name = TENSOR_NAMES.iter().find(|name| line.contains(**name))?;
-        Some(format!(
-            "`{name}`: the loader knows byte ranges, no tensor names"
-        ))
+        Some(format!("`{name}`: the loader knows byte ranges, no tensor names"))
     })
 }
 
@@ -137,15 +118,10 @@ fn kernel_effects(code: &str) -> Vec<Finding> {
         .into_iter()
         .filter(|module| ["fs", "io", "net", "process", "thread"].contains(module));
     let mut findings: Vec<Finding> = banned
-        .filter_map(|module| {
-            whole_file(format!(
-                "`std::{module}`: kernels do no I/O and own no threads"
-            ))
-        })
+        .filter_map(|module| whole_file(format!("`std::{module}`: kernels do no I/O and own no threads")))
         .collect();
     findings.extend(on_words(code, |word, _| {
-        (word == "rayon")
-            .then(|| "`rayon`: kernels own no threads; the caller splits the rows".to_string())
+        (word == "rayon").then(|| "`rayon`: kernels own no threads; the caller splits the rows".to_string())
     }));
     findings
 }
@@ -154,22 +130,17 @@ fn io_words(code: &str) -> Vec<Finding> {
     on_words(code, |word, _| {
         let lower = word.to_lowercase();
         let parts: Vec<&str> = lower.split('_').collect();
-        let banned = IO_WORDS.iter().find(|banned| {
-            parts
-                .iter()
-                .any(|part| part.trim_start_matches("sluice") == **banned)
-        })?;
-        Some(format!(
-            "`{word}`: layers know no I/O words such as `{banned}`; ask `Weights` for the product"
-        ))
+        let banned = IO_WORDS
+            .iter()
+            .find(|banned| parts.iter().any(|part| part.trim_start_matches("sluice") == **banned))?;
+        Some(format!("`{word}`: layers know no I/O words such as `{banned}`; ask `Weights` for the product"))
     })
 }
 
 /// Paths of the machines that this was written on; they mean nothing to anybody else.
 fn machine_paths(text: &str) -> Vec<Finding> {
     // In two halves, so that this file passes its own rule.
-    let banned =
-        [("/wo", "rk/"), ("/ro", "ot/"), ("/tmp/", "target")].map(|(a, b)| format!("{a}{b}"));
+    let banned = [("/wo", "rk/"), ("/ro", "ot/"), ("/tmp/", "target")].map(|(a, b)| format!("{a}{b}"));
     on_lines(text, |line| {
         let path = banned.iter().find(|path| line.contains(path.as_str()))?;
         Some(format!("`{path}`: a path of one machine"))
@@ -177,19 +148,15 @@ fn machine_paths(text: &str) -> Vec<Finding> {
 }
 
 fn on_lines(text: &str, complaint: impl Fn(&str) -> Option<String>) -> Vec<Finding> {
-    let found = text.lines().enumerate().filter_map(|(i, line)| {
-        Some(Finding {
-            line: i + 1,
-            message: complaint(line)?,
-        })
-    });
+    let found = text
+        .lines()
+        .enumerate()
+        .filter_map(|(i, line)| Some(Finding { line: i + 1, message: complaint(line)? }));
     found.collect()
 }
 
 fn on_words(code: &str, complaint: impl Fn(&str, &str) -> Option<String>) -> Vec<Finding> {
-    on_lines(code, |line| {
-        words(line).find_map(|(word, tail)| complaint(word, tail))
-    })
+    on_lines(code, |line| words(line).find_map(|(word, tail)| complaint(word, tail)))
 }
 
 #[cfg(test)]
@@ -200,39 +167,23 @@ mod tests {
     fn complaint(path: &str, body: &str) -> String {
         let mut findings = check(path, &format!("//! A file.\n{body}"));
         assert!(findings.len() <= 1, "{findings:?}");
-        findings
-            .pop()
-            .map(|finding| finding.message)
-            .unwrap_or_default()
+        findings.pop().map(|finding| finding.message).unwrap_or_default()
     }
 
     #[test]
     fn good_files_pass() {
         assert_eq!(
-            complaint(
-                "crates/model/src/lib.rs",
-                "// unsafe, todo!() and dbg!(x) in a comment\nfn f() {}"
-            ),
+            complaint("crates/model/src/lib.rs", "// unsafe, todo!() and dbg!(x) in a comment\nfn f() {}"),
             ""
         );
-        assert_eq!(
-            complaint("README.md", "todo!() and unsafe are only words here"),
-            ""
-        );
-        assert_eq!(
-            complaint("crates/gguf/src/lib.rs", "const NAME: &str = \"blk.0\";"),
-            ""
-        );
+        assert_eq!(complaint("README.md", "todo!() and unsafe are only words here"), "");
+        assert_eq!(complaint("crates/gguf/src/lib.rs", "const NAME: &str = \"blk.0\";"), "");
     }
 
     #[test]
     fn a_file_opens_with_its_purpose() {
         assert_eq!(check("xtask/src/a.rs", "fn f() {}")[0].line, 0);
-        assert!(
-            check("xtask/src/a.rs", "// A file.\n")[0]
-                .message
-                .contains("//!")
-        );
+        assert!(check("xtask/src/a.rs", "// A file.\n")[0].message.contains("//!"));
         assert!(check("xtask/src/a.rs", "")[0].message.contains("//!"));
     }
 
@@ -248,10 +199,7 @@ mod tests {
             let body = format!("fn f() {{\n    {name}!(1);\n}}");
             assert!(complaint("crates/cli/src/main.rs", &body).contains(&format!("`{name}!`")));
         }
-        assert_eq!(
-            complaint("crates/cli/src/main.rs", "let b = todo != 1;"),
-            ""
-        );
+        assert_eq!(complaint("crates/cli/src/main.rs", "let b = todo != 1;"), "");
     }
 
     #[test]
@@ -266,30 +214,17 @@ mod tests {
         let apart = "// SAFETY: of something else.\n\nunsafe impl Send for A {}";
         assert!(complaint("crates/loader/src/buffer.rs", apart).contains("SAFETY"));
         // An unsafe fn states conditions instead; the lint for that is clippy's.
-        assert_eq!(
-            complaint("crates/kernels/src/x86/avx2.rs", "unsafe fn f() {}"),
-            ""
-        );
-        assert_eq!(
-            complaint("crates/model/src/lib.rs", "#![forbid(unsafe_code)]"),
-            ""
-        );
+        assert_eq!(complaint("crates/kernels/src/x86/avx2.rs", "unsafe fn f() {}"), "");
+        assert_eq!(complaint("crates/model/src/lib.rs", "#![forbid(unsafe_code)]"), "");
     }
 
     #[test]
     fn the_loader_knows_no_tensor_names() {
+        assert!(complaint("crates/loader/src/stream.rs", "let name = \"blk.0.attn\";").contains("`blk.`"));
         assert!(
-            complaint("crates/loader/src/stream.rs", "let name = \"blk.0.attn\";")
-                .contains("`blk.`")
+            complaint("crates/loader/src/stream.rs", "// reads token_embd last").contains("`token_embd`")
         );
-        assert!(
-            complaint("crates/loader/src/stream.rs", "// reads token_embd last")
-                .contains("`token_embd`")
-        );
-        assert_eq!(
-            complaint("crates/loader/tests/contract.rs", "let name = \"blk.0\";"),
-            ""
-        );
+        assert_eq!(complaint("crates/loader/tests/contract.rs", "let name = \"blk.0\";"), "");
     }
 
     #[test]
@@ -299,10 +234,7 @@ mod tests {
         assert!(kernel("std::thread::spawn(f);").contains("`std::thread`"));
         assert!(kernel("use rayon::prelude::*;").contains("`rayon`"));
         assert_eq!(kernel("use std::{fmt, env};"), "");
-        assert_eq!(
-            complaint("crates/loader/src/lib.rs", "use std::fs::File;"),
-            ""
-        );
+        assert_eq!(complaint("crates/loader/src/lib.rs", "use std::fs::File;"), "");
     }
 
     #[test]
@@ -312,10 +244,7 @@ mod tests {
         assert!(layer("use sluice_loader::Stream;").contains("`loader`"));
         assert!(layer("let mmap_bytes = 1;").contains("`mmap`"));
         assert_eq!(layer("let profile = filed;"), "");
-        assert_eq!(
-            complaint("crates/model/src/weights.rs", "use sluice_loader::Loan;"),
-            ""
-        );
+        assert_eq!(complaint("crates/model/src/weights.rs", "use sluice_loader::Loan;"), "");
     }
 
     #[test]
@@ -324,9 +253,7 @@ mod tests {
         assert_eq!(found[0].line, 2);
         assert_eq!(found.len(), 1);
         assert!(
-            check("a.toml", &format!("dir = \"/tmp/{}-x\"", "target"))[0]
-                .message
-                .contains("one machine")
+            check("a.toml", &format!("dir = \"/tmp/{}-x\"", "target"))[0].message.contains("one machine")
         );
         assert!(check("README.md", "see framework/docs and /tmp/x").is_empty());
     }

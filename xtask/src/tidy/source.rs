@@ -12,11 +12,7 @@ pub fn code_only(text: &str) -> String {
             at += 1;
         } else {
             let end = (at + length).min(chars.len());
-            out.extend(
-                chars[at..end]
-                    .iter()
-                    .map(|&c| if c == '\n' { '\n' } else { ' ' }),
-            );
+            out.extend(chars[at..end].iter().map(|&c| if c == '\n' { '\n' } else { ' ' }));
             at = end;
         }
     }
@@ -70,13 +66,9 @@ fn raw_string(rest: &[char]) -> usize {
     if rest.get(1 + hashes) != Some(&'"') {
         return 0;
     }
-    let closing: Vec<char> = std::iter::once('"')
-        .chain(std::iter::repeat_n('#', hashes))
-        .collect();
+    let closing: Vec<char> = std::iter::once('"').chain(std::iter::repeat_n('#', hashes)).collect();
     let body = 2 + hashes;
-    let end = rest[body..]
-        .windows(closing.len())
-        .position(|window| window == closing);
+    let end = rest[body..].windows(closing.len()).position(|window| window == closing);
     end.map_or(rest.len(), |end| body + end + closing.len())
 }
 
@@ -100,11 +92,7 @@ pub fn words(code: &str) -> impl Iterator<Item = (&str, &str)> {
 pub fn std_modules(code: &str) -> Vec<&str> {
     let mut found = Vec::new();
     for (word, tail) in words(code) {
-        let Some(path) = tail
-            .strip_prefix("::")
-            .filter(|_| word == "std")
-            .map(str::trim_start)
-        else {
+        let Some(path) = tail.strip_prefix("::").filter(|_| word == "std").map(str::trim_start) else {
             continue;
         };
         match path.strip_prefix('{') {
@@ -166,14 +154,8 @@ mod tests {
 
     #[test]
     fn std_modules_are_found_in_paths_and_groups() {
-        assert_eq!(
-            std_modules("std::fs::read(p); std :: io::stdin()"),
-            ["fs", "io"]
-        );
-        assert_eq!(
-            std_modules("use std::{fmt, io::{self, Read},\n thread};"),
-            ["fmt", "io", "thread"]
-        );
+        assert_eq!(std_modules("std::fs::read(p); std :: io::stdin()"), ["fs", "io"]);
+        assert_eq!(std_modules("use std::{fmt, io::{self, Read},\n thread};"), ["fmt", "io", "thread"]);
         assert_eq!(std_modules("mystd::fs; standard::io"), [""; 0]);
     }
 }

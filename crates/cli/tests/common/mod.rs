@@ -39,13 +39,7 @@ pub fn model() -> (TempDir, PathBuf) {
 
 /// A model that generates for as long as anybody wants: room without end, and the token that ends a text never wins.
 pub fn endless() -> (TempDir, PathBuf) {
-    let (dir, path) = write(
-        &Spec {
-            context: 1 << 30,
-            ..tiny()
-        },
-        "endless.gguf",
-    );
+    let (dir, path) = write(&Spec { context: 1 << 30, ..tiny() }, "endless.gguf");
     let gguf = Gguf::open(&path).expect("a tiny model");
     let head = gguf.tensor("output.weight").expect("a head");
     let row = (head.len / head.dims()[1]) as usize;
@@ -84,10 +78,7 @@ impl Ran {
         assert_eq!(self.code, Some(code), "{self:?}");
         assert!(self.stdout.is_empty(), "{self:?}");
         let lines: Vec<&str> = self.stderr.lines().collect();
-        assert!(
-            lines.len() == 1 && lines[0].starts_with("error: "),
-            "wanted one line: {self:?}"
-        );
+        assert!(lines.len() == 1 && lines[0].starts_with("error: "), "wanted one line: {self:?}");
         assert!(!lines[0].contains(char::is_control), "{self:?}");
         for word in words {
             assert!(lines[0].contains(word), "{word:?} is not in {:?}", lines[0]);
@@ -99,11 +90,7 @@ impl Ran {
 impl fmt::Debug for Ran {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = String::from_utf8_lossy(&self.stdout);
-        write!(
-            f,
-            "exit {:?}, stdout {text:?}, stderr {:?}",
-            self.code, self.stderr
-        )
+        write!(f, "exit {:?}, stdout {text:?}, stderr {:?}", self.code, self.stderr)
     }
 }
 
@@ -120,11 +107,7 @@ impl From<Output> for Ran {
 /// The binary with its output caught and nothing on standard input.
 pub fn command<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
-    command
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
@@ -137,20 +120,13 @@ pub fn sluice<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Ran {
 /// `sluice run MODEL` with more flags, split at spaces.
 #[track_caller]
 pub fn run(model: &Path, flags: &str) -> Ran {
-    sluice(
-        [OsStr::new("run"), model.as_os_str()]
-            .into_iter()
-            .chain(flags.split(' ').map(OsStr::new)),
-    )
+    sluice([OsStr::new("run"), model.as_os_str()].into_iter().chain(flags.split(' ').map(OsStr::new)))
 }
 
 /// Runs the binary with `input` on standard input.
 #[track_caller]
 pub fn with_input<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>, input: &[u8]) -> Ran {
-    let mut child = command(args)
-        .stdin(Stdio::piped())
-        .spawn()
-        .expect("the binary starts");
+    let mut child = command(args).stdin(Stdio::piped()).spawn().expect("the binary starts");
     let mut stdin = child.stdin.take().expect("a pipe");
     // A command that ends without reading all of it closes the pipe: what it says is checked by the caller.
     let _ = stdin.write_all(input);

@@ -20,24 +20,13 @@ impl Guarded {
     fn new() -> Self {
         // SAFETY: a new mapping at an address of the system's choice takes nothing away from anyone.
         let start = unsafe {
-            mmap_anonymous(
-                null_mut(),
-                GUARD + ROOM + GUARD,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE,
-            )
+            mmap_anonymous(null_mut(), GUARD + ROOM + GUARD, ProtFlags::empty(), MapFlags::PRIVATE)
         };
         let start: *mut u8 = start.expect("memory for a test").cast();
         let room = start.wrapping_add(GUARD);
         // SAFETY: the range is part of the mapping made above, which nobody else knows.
-        unsafe {
-            mprotect(
-                room.cast(),
-                ROOM,
-                MprotectFlags::READ | MprotectFlags::WRITE,
-            )
-        }
-        .expect("readable pages");
+        unsafe { mprotect(room.cast(), ROOM, MprotectFlags::READ | MprotectFlags::WRITE) }
+            .expect("readable pages");
         Self(NonNull::new(room).expect("mappings are not at 0"))
     }
 
@@ -65,39 +54,25 @@ fn rows_between_unreadable_pages() {
     let mut guarded = Guarded::new();
     for format in Format::ALL {
         // For formats without blocks every length of the tail.
-        let shapes = if format.block_len() == 1 {
-            1..=33
-        } else {
-            1..=3
-        };
+        let shapes = if format.block_len() == 1 { 1..=33 } else { 1..=3 };
         for cols in shapes.map(|n| n * format.block_len()) {
             for rows in [1, 2, 7, 8, 9] {
                 let bytes: Vec<u8> = (0..rows * format.row_bytes(cols).unwrap())
                     .map(|i| (i * 31 % 251) as u8 & 0x3f)
                     .collect();
                 for tokens in [1, 2, 8, 9] {
-                    let values: Vec<f32> =
-                        (0..tokens * cols).map(|i| (i % 17) as f32 - 8.0).collect();
+                    let values: Vec<f32> = (0..tokens * cols).map(|i| (i % 17) as f32 - 8.0).collect();
                     let mut wanted = vec![0.0; rows * tokens];
                     let mut x = Acts::new();
                     x.fill(&values, cols);
                     x.prepare(Isa::scalar(), format);
-                    matmul(
-                        Isa::scalar(),
-                        QuantRows::new(format, cols, &bytes).unwrap(),
-                        &x,
-                        &mut wanted,
-                    );
+                    matmul(Isa::scalar(), QuantRows::new(format, cols, &bytes).unwrap(), &x, &mut wanted);
                     for isa in Isa::available() {
                         for at_end in [false, true] {
-                            let w = QuantRows::new(format, cols, guarded.place(&bytes, at_end))
-                                .unwrap();
+                            let w = QuantRows::new(format, cols, guarded.place(&bytes, at_end)).unwrap();
                             let mut got = vec![0.0; rows * tokens];
                             matmul(isa, w, &x, &mut got);
-                            let same = got
-                                .iter()
-                                .zip(&wanted)
-                                .all(|(a, b)| a.to_bits() == b.to_bits());
+                            let same = got.iter().zip(&wanted).all(|(a, b)| a.to_bits() == b.to_bits());
                             assert!(same, "{format}, {rows} × {cols}, {tokens} tokens, {isa}");
                             dequantise(isa, w, &mut vec![0.0; rows * cols]);
                         }

@@ -15,9 +15,7 @@ impl Pcg {
 
     pub fn next(&mut self) -> u32 {
         let state = self.0;
-        self.0 = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((((state >> 18) ^ state) >> 27) as u32).rotate_right((state >> 59) as u32)
     }
 
@@ -54,11 +52,7 @@ fn heads(format: Format) -> &'static [usize] {
 
 /// Sets every half of every block to these bits; for F16 every weight.
 pub fn set_heads(format: Format, bytes: &mut [u8], bits: u16) {
-    let places = if format == Format::F16 {
-        &[0]
-    } else {
-        heads(format)
-    };
+    let places = if format == Format::F16 { &[0] } else { heads(format) };
     for block in bytes.chunks_exact_mut(format.block_bytes()) {
         for &at in places {
             block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
@@ -96,9 +90,7 @@ pub fn as_quantised(format: Format, x: &[f32]) -> Vec<f32> {
     }
     let groups = x.chunks_exact(format.block_len()).flat_map(|group| {
         let amax = group.iter().fold(0f32, |amax, x| amax.max(x.abs()));
-        group
-            .iter()
-            .map(move |x| (x * (127.0 / amax)).round_ties_even() * (amax / 127.0))
+        group.iter().map(move |x| (x * (127.0 / amax)).round_ties_even() * (amax / 127.0))
     });
     groups.collect()
 }

@@ -34,11 +34,7 @@ pub(crate) struct Source {
 impl Source {
     /// Opens for reads through the page cache.
     pub(crate) fn buffered(path: &Path) -> Result<Self> {
-        Ok(Source {
-            path: path.to_owned(),
-            file: open_regular(path)?,
-            align: 1,
-        })
+        Ok(Source { path: path.to_owned(), file: open_regular(path)?, align: 1 })
     }
 
     /// Opens for reads round the page cache and tries one, since some filesystems refuse only then.
@@ -55,11 +51,7 @@ impl Source {
             Err(error) if is_refusal(&error) => return Err(refused(error)),
             Err(error) => return Err(cannot_open(path, error)),
         };
-        let source = Source {
-            path: path.to_owned(),
-            align: alignment(&plain),
-            file,
-        };
+        let source = Source { path: path.to_owned(), align: alignment(&plain), file };
         if source.align > MAX_ALIGN {
             return Err(refused(Errno::INVAL.into()));
         }
@@ -82,18 +74,14 @@ impl Source {
 
     /// An error that names this file and the place.
     pub(crate) fn read_error(&self, offset: u64, wanted: usize, got: usize) -> Error {
-        Error::new(ErrorKind::Read, "read")
-            .path(&self.path)
-            .at(offset, wanted, got)
+        Error::new(ErrorKind::Read, "read").path(&self.path).at(offset, wanted, got)
     }
 
     /// The plan for reading `range` into memory of `room` bytes.
     pub(crate) fn plan(&self, range: ByteRange, room: usize) -> Result<Progress> {
         Progress::new(range, self.align, room).ok_or_else(|| {
-            self.read_error(range.offset, range.len, 0).note(format!(
-                "a slot of {room} bytes with alignment {} does not hold it",
-                self.align
-            ))
+            self.read_error(range.offset, range.len, 0)
+                .note(format!("a slot of {room} bytes with alignment {} does not hold it", self.align))
         })
     }
 
@@ -106,11 +94,7 @@ impl Source {
     }
 
     /// Reads `range` into `buffer`, blocking; the answer is where in the buffer the bytes are.
-    pub(crate) fn fill(
-        &self,
-        range: ByteRange,
-        buffer: &mut [u8],
-    ) -> Result<(Range<usize>, Traffic)> {
+    pub(crate) fn fill(&self, range: ByteRange, buffer: &mut [u8]) -> Result<(Range<usize>, Traffic)> {
         let mut progress = self.plan(range, buffer.len())?;
         while let Some((offset, piece)) = progress.next() {
             match read_at(&self.file, &mut buffer[piece], offset) {
@@ -120,9 +104,7 @@ impl Source {
                     }
                 }
                 Err(error) => {
-                    let error = self
-                        .read_error(range.offset, range.len, progress.got())
-                        .caused_by(error);
+                    let error = self.read_error(range.offset, range.len, progress.got()).caused_by(error);
                     return Err(self.advise(error));
                 }
             }
@@ -140,11 +122,7 @@ impl Source {
         let mut traffic = Traffic::default();
         let mut offset = range.offset;
         for piece in into.chunks_mut(BOUNCE) {
-            let part = ByteRange {
-                file: range.file,
-                offset,
-                len: piece.len(),
-            };
+            let part = ByteRange { file: range.file, offset, len: piece.len() };
             let (place, cost) = self.fill(part, &mut bounce)?;
             piece.copy_from_slice(&bounce[place]);
             traffic += cost;
@@ -166,28 +144,17 @@ impl Source {
 
 /// Opens each path in turn.
 pub(crate) fn open_all(paths: &[PathBuf], direct: bool) -> Result<Vec<Source>> {
-    paths
-        .iter()
-        .map(|path| {
-            if direct {
-                Source::direct(path)
-            } else {
-                Source::buffered(path)
-            }
-        })
-        .collect()
+    paths.iter().map(|path| if direct { Source::direct(path) } else { Source::buffered(path) }).collect()
 }
 
 /// The file of a range, or an error for an index that no path was given for.
 pub(crate) fn lookup<T>(files: &[T], range: ByteRange) -> Result<&T> {
     files.get(range.file.0 as usize).ok_or_else(|| {
-        Error::new(ErrorKind::Usage, "read")
-            .at(range.offset, range.len, 0)
-            .note(format!(
-                "file {} was asked for and {} are open",
-                range.file.0,
-                files.len()
-            ))
+        Error::new(ErrorKind::Usage, "read").at(range.offset, range.len, 0).note(format!(
+            "file {} was asked for and {} are open",
+            range.file.0,
+            files.len()
+        ))
     })
 }
 
@@ -203,20 +170,13 @@ pub(crate) fn check_length(range: ByteRange, into: &[u8]) -> Result<()> {
 
 /// Memory needed for a chunk of `len` bytes widened to `align` at both ends.
 pub(crate) fn room(len: usize, align: usize) -> usize {
-    if align == 1 {
-        len
-    } else {
-        len.saturating_add(2 * align - 2) & !(align - 1)
-    }
+    if align == 1 { len } else { len.saturating_add(2 * align - 2) & !(align - 1) }
 }
 
 /// Opens a regular file (or block device) for reading.
 pub(crate) fn open_regular(path: &Path) -> Result<fs::File> {
     let file = fs::File::open(path).map_err(|error| cannot_open(path, error))?;
-    let kind = file
-        .metadata()
-        .map_err(|error| cannot_open(path, error))?
-        .file_type();
+    let kind = file.metadata().map_err(|error| cannot_open(path, error))?.file_type();
     if kind.is_dir() {
         return Err(cannot_open(path, Errno::ISDIR.into()));
     }
@@ -224,9 +184,7 @@ pub(crate) fn open_regular(path: &Path) -> Result<fs::File> {
 }
 
 pub(crate) fn cannot_open(path: &Path, error: std::io::Error) -> Error {
-    Error::new(ErrorKind::Open, "open")
-        .path(path)
-        .caused_by(error)
+    Error::new(ErrorKind::Open, "open").path(path).caused_by(error)
 }
 
 /// One read at an offset; interrupted ones are begun again.
@@ -242,12 +200,9 @@ pub(crate) fn read_at(file: &fs::File, into: &mut [u8], offset: u64) -> std::io:
 /// How many of `samples` bytes, spread evenly over a file of `length` bytes, are in the page cache.
 pub(crate) fn cached(file: &fs::File, length: u64, samples: u64) -> u64 {
     // The middle of each of equal parts, which is below the length and fits.
-    let offset =
-        |sample| (u128::from(length) * (2 * sample + 1) / (2 * u128::from(samples))) as u64;
-    let cold: Vec<u64> = (0..u128::from(samples))
-        .map(offset)
-        .filter(|&offset| !is_cached(file, offset))
-        .collect();
+    let offset = |sample| (u128::from(length) * (2 * sample + 1) / (2 * u128::from(samples))) as u64;
+    let cold: Vec<u64> =
+        (0..u128::from(samples)).map(offset).filter(|&offset| !is_cached(file, offset)).collect();
     for &offset in &cold {
         forget(file, offset);
     }
@@ -262,10 +217,7 @@ fn is_cached(file: &fs::File, offset: u64) -> bool {
     let mut byte = [0];
     let mut into = [std::io::IoSliceMut::new(&mut byte)];
     // A read that would have to wait comes back at once. (mincore says "yes" for any file that one may not write.)
-    !matches!(
-        preadv2(file, &mut into, offset, ReadWriteFlags::NOWAIT),
-        Err(Errno::AGAIN)
-    )
+    !matches!(preadv2(file, &mut into, offset, ReadWriteFlags::NOWAIT), Err(Errno::AGAIN))
 }
 
 /// Drops the page that asking has brought in: left alone in the cache it would keep a later read from using a large
@@ -275,12 +227,8 @@ fn forget(file: &fs::File, offset: u64) {
     let page = rustix::param::page_size() as u64;
     // A page is only dropped once it is there.
     let _ = read_at(file, &mut [0], offset);
-    let _ = rustix::fs::fadvise(
-        file,
-        offset / page * page,
-        page.try_into().ok(),
-        rustix::fs::Advice::DontNeed,
-    );
+    let _ =
+        rustix::fs::fadvise(file, offset / page * page, page.try_into().ok(), rustix::fs::Advice::DontNeed);
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -293,20 +241,14 @@ fn forget(_file: &fs::File, _offset: u64) {}
 
 /// Whether an error means "not directly", and not "not at all".
 fn is_refusal(error: &std::io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS)
-    )
+    matches!(Errno::from_io_error(error), Some(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS))
 }
 
 #[cfg(target_os = "linux")]
 fn reopen_direct(path: &Path) -> std::io::Result<fs::File> {
     use std::os::unix::fs::OpenOptionsExt;
     let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
-    fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(flags)
-        .open(path)
+    fs::OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -350,42 +292,24 @@ pub(crate) struct Progress {
 impl Progress {
     /// `None` when the widened range does not fit into `room` bytes, or its end not into 63 bits.
     fn new(range: ByteRange, align: usize, room: usize) -> Option<Self> {
-        let end = range
-            .end()
-            .filter(|&end| end <= i64::MAX as u64 - align as u64)?;
+        let end = range.end().filter(|&end| end <= i64::MAX as u64 - align as u64)?;
         let start = range.offset & !(align as u64 - 1);
         let lead = (range.offset - start) as usize;
         let need = usize::try_from(end - start).ok()?;
         let whole = need.checked_next_multiple_of(align)?;
-        let progress = Progress {
-            start,
-            lead,
-            need,
-            whole,
-            have: 0,
-            align,
-            traffic: Traffic::default(),
-        };
+        let progress = Progress { start, lead, need, whole, have: 0, align, traffic: Traffic::default() };
         (whole <= room).then_some(progress)
     }
 
     /// The next read: offset in the file and place in the buffer. `None` when all is there.
     pub(crate) fn next(&self) -> Option<(u64, Range<usize>)> {
         let wanted = self.lead < self.need && self.have < self.need;
-        wanted.then(|| {
-            (
-                self.start + self.have as u64,
-                self.have..self.whole.min(self.have + MAX_PIECE),
-            )
-        })
+        wanted.then(|| (self.start + self.have as u64, self.have..self.whole.min(self.have + MAX_PIECE)))
     }
 
     /// Books `got` bytes; false when that was no progress, which means the file ends there.
     pub(crate) fn advance(&mut self, got: usize) -> bool {
-        self.traffic += Traffic {
-            bytes: got as u64,
-            reads: 1,
-        };
+        self.traffic += Traffic { bytes: got as u64, reads: 1 };
         let have = self.have + got;
         if have >= self.need {
             self.have = have;
@@ -419,11 +343,7 @@ mod tests {
     use crate::FileIndex;
 
     fn range(offset: u64, len: usize) -> ByteRange {
-        ByteRange {
-            file: FileIndex(0),
-            offset,
-            len,
-        }
+        ByteRange { file: FileIndex(0), offset, len }
     }
 
     #[test]
@@ -443,13 +363,7 @@ mod tests {
         assert_eq!(progress.next(), Some((4096, 4096..12288)));
         assert!(!progress.advance(100), "no whole block more: the file ends");
         assert_eq!(progress.got(), 4186);
-        assert_eq!(
-            progress.traffic(),
-            Traffic {
-                bytes: 5100,
-                reads: 2
-            }
-        );
+        assert_eq!(progress.traffic(), Traffic { bytes: 5100, reads: 2 });
     }
 
     #[test]
@@ -466,11 +380,7 @@ mod tests {
     fn nothing_wraps() {
         assert!(Progress::new(range(u64::MAX, 1), 4096, usize::MAX).is_none());
         assert!(Progress::new(range(i64::MAX as u64, 1), 1, usize::MAX).is_none());
-        assert_eq!(
-            Progress::new(range(5, 0), 4096, 4096).unwrap().next(),
-            None,
-            "no bytes, no read"
-        );
+        assert_eq!(Progress::new(range(5, 0), 4096, 4096).unwrap().next(), None, "no bytes, no read");
         assert_eq!(room(usize::MAX, 4096), usize::MAX & !4095);
     }
 }

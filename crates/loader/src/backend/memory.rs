@@ -42,13 +42,7 @@ impl Memory {
     /// A lazy backend without faults: waiting copies.
     pub fn new(files: Vec<Vec<u8>>) -> Self {
         let (reads, slots) = (AtomicU64::new(0), AtomicU64::new(0));
-        Memory {
-            files,
-            depth: 0,
-            faults: Mutex::new(Faults::default()),
-            reads,
-            slots,
-        }
+        Memory { files, depth: 0, faults: Mutex::new(Faults::default()), reads, slots }
     }
 
     /// Makes it eager, `depth` reads ahead: submitting copies, waiting takes the delay.
@@ -79,29 +73,22 @@ impl Memory {
         let hits = |one_in: u64, salt: u64| one_in > 0 && mix(throw ^ salt).is_multiple_of(one_in);
         let failed = |kind, got| Error::new(kind, "read").at(range.offset, range.len, got);
         if hits(faults.fail_one_in, 1) || faults.fail.iter().any(|bad| overlap(bad, &range)) {
-            return Err(failed(ErrorKind::Read, 0)
-                .note(format!("a fault was planned in file {}", range.file.0)));
+            return Err(
+                failed(ErrorKind::Read, 0).note(format!("a fault was planned in file {}", range.file.0))
+            );
         }
         let Some(file) = self.files.get(range.file.0 as usize) else {
-            return Err(
-                failed(ErrorKind::Usage, 0).note(format!("there is no file {}", range.file.0))
-            );
+            return Err(failed(ErrorKind::Usage, 0).note(format!("there is no file {}", range.file.0)));
         };
-        let length = faults.cut.map_or(file.len(), |cut| {
-            file.len().min(usize::try_from(cut).unwrap_or(usize::MAX))
-        });
-        let start = usize::try_from(range.offset)
-            .unwrap_or(usize::MAX)
-            .min(length);
+        let length =
+            faults.cut.map_or(file.len(), |cut| file.len().min(usize::try_from(cut).unwrap_or(usize::MAX)));
+        let start = usize::try_from(range.offset).unwrap_or(usize::MAX).min(length);
         let there = &file[start..length];
         if there.len() < range.len {
             return Err(failed(ErrorKind::Shortened, there.len()).note("the file got shorter"));
         }
         into.copy_from_slice(&there[..range.len]);
-        Ok(Traffic {
-            bytes: range.len as u64,
-            reads: 1 + u64::from(hits(faults.split_one_in, 2)),
-        })
+        Ok(Traffic { bytes: range.len as u64, reads: 1 + u64::from(hits(faults.split_one_in, 2)) })
     }
 
     fn fill(&self, mut slot: Slot, range: ByteRange) -> std::result::Result<Filled, Failed> {
@@ -113,10 +100,7 @@ impl Memory {
         };
         match outcome {
             Ok(traffic) => Ok(Filled::in_slot(range, slot, 0..range.len, traffic)),
-            Err(error) => Err(Failed {
-                error,
-                slot: Some(slot),
-            }),
+            Err(error) => Err(Failed { error, slot: Some(slot) }),
         }
     }
 

@@ -67,11 +67,7 @@ impl Mapped {
             // is valid, and the module's page states what a cut file does.
             let map = unsafe { Mmap::map(&file) }.map_err(|error| cannot_open(path, error))?;
             let length = metadata.len();
-            let cold = if cached(&file, length, SAMPLES) * 2 < SAMPLES {
-                length
-            } else {
-                0
-            };
+            let cold = if cached(&file, length, SAMPLES) * 2 < SAMPLES { length } else { 0 };
             Ok(Region {
                 path: path.clone(),
                 map: Arc::new(map),
@@ -81,18 +77,14 @@ impl Mapped {
                 file,
             })
         });
-        Ok(Mapped {
-            files: files.collect::<Result<_>>()?,
-        })
+        Ok(Mapped { files: files.collect::<Result<_>>()? })
     }
 
     /// The region of a range and the range's place in it.
     fn find(&self, range: ByteRange) -> Result<(&Region, std::ops::Range<usize>)> {
         let region = lookup(&self.files, range)?;
-        let end = range
-            .end()
-            .and_then(|end| usize::try_from(end).ok())
-            .filter(|&end| end <= region.map.len());
+        let end =
+            range.end().and_then(|end| usize::try_from(end).ok()).filter(|&end| end <= region.map.len());
         match end {
             Some(end) => Ok((region, end - range.len..end)),
             None => {
@@ -110,10 +102,7 @@ impl Mapped {
         });
         match found {
             Ok((map, place)) => Ok(Filled::mapped(range, slot, map, place)),
-            Err(error) => Err(Failed {
-                error,
-                slot: Some(slot),
-            }),
+            Err(error) => Err(Failed { error, slot: Some(slot) }),
         }
     }
 }
@@ -135,16 +124,11 @@ impl Region {
             return Ok(());
         }
         // Two workers may count from the same number; then a chunk more is read through.
-        self.cold
-            .store(cold.saturating_sub(range.len as u64), Ordering::Relaxed);
+        self.cold.store(cold.saturating_sub(range.len as u64), Ordering::Relaxed);
         let mut scratch = Buffer::new(range.len.min(PIECE))?;
         for done in (0..range.len).step_by(PIECE) {
             let piece = scratch.len().min(range.len - done);
-            match read_at(
-                &self.file,
-                &mut scratch[..piece],
-                range.offset + done as u64,
-            ) {
+            match read_at(&self.file, &mut scratch[..piece], range.offset + done as u64) {
                 Ok(0) => return Err(self.shortened(range, done)),
                 Ok(_) => {}
                 Err(error) => return Err(self.read_error(range, done, error)),
@@ -165,8 +149,7 @@ impl Region {
             use rustix::io::Errno;
             loop {
                 let Err(error) =
-                    self.map
-                        .advise_range(memmap2::Advice::PopulateRead, place.start, place.len())
+                    self.map.advise_range(memmap2::Advice::PopulateRead, place.start, place.len())
                 else {
                     return Ok(());
                 };
@@ -194,10 +177,7 @@ impl Region {
         // SAFETY: the mapping is backed by a file and read-only, so the advice loses nothing: a page that somebody still
         // uses is faulted in again from the same file with the same bytes. `start..end` is inside the mapping, because
         // `find` has seen this range. A failure only leaves pages mapped.
-        let _ = unsafe {
-            self.map
-                .unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start)
-        };
+        let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
     }
 }
 
@@ -233,26 +213,18 @@ impl Backend for Mapped {
                 Err(error) => return Err(region.read_error(range, got, error)),
             }
         }
-        Ok(Traffic {
-            bytes: range.len as u64,
-            reads: 1,
-        })
+        Ok(Traffic { bytes: range.len as u64, reads: 1 })
     }
 
     fn begin_pass(&self) -> Result<()> {
         for region in &self.files {
-            let now = region
-                .file
-                .metadata()
-                .map_err(|error| cannot_open(&region.path, error))?;
+            let now = region.file.metadata().map_err(|error| cannot_open(&region.path, error))?;
             if now.len() != region.length || now.modified().ok() != region.changed {
-                return Err(Error::new(ErrorKind::Changed, "go on with")
-                    .path(&region.path)
-                    .note(format!(
-                        "it was written to while in use: {} bytes at open, {} now; start again",
-                        region.length,
-                        now.len()
-                    )));
+                return Err(Error::new(ErrorKind::Changed, "go on with").path(&region.path).note(format!(
+                    "it was written to while in use: {} bytes at open, {} now; start again",
+                    region.length,
+                    now.len()
+                )));
             }
         }
         Ok(())

@@ -145,26 +145,17 @@ enum TicketState {
 impl Ticket {
     /// A ticket whose range is read by whoever waits for it.
     pub fn unread(range: ByteRange, slot: Slot) -> Self {
-        Ticket {
-            range,
-            state: TicketState::Unread(slot),
-        }
+        Ticket { range, state: TicketState::Unread(slot) }
     }
 
     /// A ticket whose outcome is known.
     pub fn over(range: ByteRange, outcome: std::result::Result<Filled, Failed>) -> Self {
-        Ticket {
-            range,
-            state: TicketState::Over(outcome),
-        }
+        Ticket { range, state: TicketState::Over(outcome) }
     }
 
     #[cfg(not(loom))]
     pub(crate) fn flying(range: ByteRange, flight: Arc<flight::Flight>) -> Self {
-        Ticket {
-            range,
-            state: TicketState::Flying(flight),
-        }
+        Ticket { range, state: TicketState::Flying(flight) }
     }
 
     /// What was asked for.
@@ -231,39 +222,15 @@ impl Filled {
     /// # Panics
     /// When `place` is not as long as the range or lies outside the slot: the backend is at fault.
     pub fn in_slot(range: ByteRange, slot: Slot, place: Range<usize>, traffic: Traffic) -> Self {
-        assert!(
-            place.len() == range.len && place.end <= slot.buffer.len(),
-            "bytes outside their slot"
-        );
-        Filled {
-            range,
-            slot,
-            bytes: Bytes::InSlot(place),
-            traffic,
-        }
+        assert!(place.len() == range.len && place.end <= slot.buffer.len(), "bytes outside their slot");
+        Filled { range, slot, bytes: Bytes::InSlot(place), traffic }
     }
 
     #[cfg(not(loom))]
-    pub(crate) fn mapped(
-        range: ByteRange,
-        slot: Slot,
-        map: Arc<Mmap>,
-        place: Range<usize>,
-    ) -> Self {
-        assert!(
-            place.len() == range.len && place.end <= map.len(),
-            "bytes outside their mapping"
-        );
-        let traffic = Traffic {
-            bytes: range.len as u64,
-            reads: 1,
-        };
-        Filled {
-            range,
-            slot,
-            bytes: Bytes::Mapped(map, place),
-            traffic,
-        }
+    pub(crate) fn mapped(range: ByteRange, slot: Slot, map: Arc<Mmap>, place: Range<usize>) -> Self {
+        assert!(place.len() == range.len && place.end <= map.len(), "bytes outside their mapping");
+        let traffic = Traffic { bytes: range.len as u64, reads: 1 };
+        Filled { range, slot, bytes: Bytes::Mapped(map, place), traffic }
     }
 
     /// Which bytes these are.

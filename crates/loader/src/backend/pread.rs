@@ -59,11 +59,7 @@ impl Pread {
     /// When a file cannot be opened.
     pub fn buffered(paths: &[PathBuf]) -> Result<Self> {
         let shared = Arc::new(Shared::new(open_all(paths, false)?));
-        Ok(Pread {
-            shared,
-            threads: Vec::new(),
-            align: 1,
-        })
+        Ok(Pread { shared, threads: Vec::new(), align: 1 })
     }
 
     /// Opens the files for direct reads, `depth` (4 unless given, 1 to 256) of them in flight on as many threads.
@@ -74,16 +70,10 @@ impl Pread {
     pub fn direct(paths: &[PathBuf], depth: Option<usize>) -> Result<Self> {
         let files = open_all(paths, true)?;
         let align = files.iter().map(Source::align).max().unwrap_or(1);
-        let mut backend = Pread {
-            shared: Arc::new(Shared::new(files)),
-            threads: Vec::new(),
-            align,
-        };
+        let mut backend = Pread { shared: Arc::new(Shared::new(files)), threads: Vec::new(), align };
         for number in 0..depth.unwrap_or(DEFAULT_DEPTH).clamp(1, MAX_DEPTH) {
             let shared = Arc::clone(&backend.shared);
-            let builder = thread::Builder::new()
-                .name(format!("read-{number}"))
-                .stack_size(STACK);
+            let builder = thread::Builder::new().name(format!("read-{number}")).stack_size(STACK);
             // On an error the threads that run already are joined by the drop of `backend`.
             let started = builder.spawn(move || shared.work()).map_err(|error| {
                 Error::new(ErrorKind::Unavailable, "start an I/O thread")
@@ -98,20 +88,13 @@ impl Pread {
 
 impl Shared {
     fn new(files: Vec<Source>) -> Self {
-        Shared {
-            files,
-            queue: Mutex::new(Queue::default()),
-            filled: Condvar::new(),
-        }
+        Shared { files, queue: Mutex::new(Queue::default()), filled: Condvar::new() }
     }
 
     fn fill(&self, mut slot: Slot, range: ByteRange) -> std::result::Result<Filled, Failed> {
         match lookup(&self.files, range).and_then(|source| source.fill(range, slot.buffer())) {
             Ok((place, traffic)) => Ok(Filled::in_slot(range, slot, place, traffic)),
-            Err(error) => Err(Failed {
-                error,
-                slot: Some(slot),
-            }),
+            Err(error) => Err(Failed { error, slot: Some(slot) }),
         }
     }
 
@@ -145,11 +128,7 @@ impl Backend for Pread {
             return Ticket::unread(range, slot);
         }
         let flight = Arc::new(Flight::default());
-        lock(&self.shared.queue).jobs.push_back(Job {
-            slot,
-            range,
-            flight: Arc::clone(&flight),
-        });
+        lock(&self.shared.queue).jobs.push_back(Job { slot, range, flight: Arc::clone(&flight) });
         self.shared.filled.notify_one();
         Ticket::flying(range, flight)
     }
@@ -183,11 +162,7 @@ impl Backend for Pread {
 
     fn describe(&self) -> String {
         if self.direct() {
-            format!(
-                "pread o_direct threads={} align={}",
-                self.threads.len(),
-                self.align
-            )
+            format!("pread o_direct threads={} align={}", self.threads.len(), self.align)
         } else {
             "pread buffered".to_owned()
         }

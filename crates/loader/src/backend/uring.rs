@@ -91,15 +91,7 @@ impl Uring {
         let files = open_all(paths, direct)?;
         let align = files.iter().map(Source::align).max().unwrap_or(1);
         let (table, submission) = (Mutex::default(), Mutex::default());
-        Ok(Uring {
-            table,
-            submission,
-            reaped: Condvar::new(),
-            ring,
-            files,
-            depth,
-            align,
-        })
+        Ok(Uring { table, submission, reaped: Condvar::new(), ring, files, depth, align })
     }
 
     /// Puts the next piece of a read into the submission queue, or the read into the backlog when the ring is full.
@@ -168,15 +160,11 @@ impl Uring {
         let Ok(got) = usize::try_from(result) else {
             let errno = Errno::from_raw_os_error(-result);
             read.retries += 1;
-            if matches!(errno, Errno::INTR | Errno::AGAIN | Errno::CANCELED)
-                && read.retries <= RETRIES
-            {
+            if matches!(errno, Errno::INTR | Errno::AGAIN | Errno::CANCELED) && read.retries <= RETRIES {
                 return None;
             }
             let ByteRange { offset, len, .. } = read.range;
-            let error = source
-                .read_error(offset, len, read.progress.got())
-                .caused_by(errno);
+            let error = source.read_error(offset, len, read.progress.got()).caused_by(errno);
             return Some(Err(source.advise(error)));
         };
         if !read.progress.advance(got) {
@@ -194,10 +182,7 @@ impl Uring {
     }
 
     /// One turn of waiting in the kernel, without the lock. Something must be in the ring.
-    fn enter<'a>(
-        &'a self,
-        mut table: MutexGuard<'a, Table>,
-    ) -> (MutexGuard<'a, Table>, io::Result<()>) {
+    fn enter<'a>(&'a self, mut table: MutexGuard<'a, Table>) -> (MutexGuard<'a, Table>, io::Result<()>) {
         table.reaping = true;
         drop(table);
         let entered = match self.ring.submit_and_wait(1) {
@@ -225,28 +210,13 @@ impl Uring {
 impl Table {
     /// Takes a read out and leaves its outcome for the ticket's holder.
     fn land(&mut self, index: usize, outcome: std::result::Result<(), Error>) {
-        let Some(Read {
-            slot,
-            range,
-            progress,
-            flight,
-            ..
-        }) = self.reads[index].take()
-        else {
+        let Some(Read { slot, range, progress, flight, .. }) = self.reads[index].take() else {
             return;
         };
         self.vacant.push(index);
         flight.land(match outcome {
-            Ok(()) => Ok(Filled::in_slot(
-                range,
-                slot,
-                progress.place(),
-                progress.traffic(),
-            )),
-            Err(error) => Err(Failed {
-                error,
-                slot: Some(slot),
-            }),
+            Ok(()) => Ok(Filled::in_slot(range, slot, progress.place(), progress.traffic())),
+            Err(error) => Err(Failed { error, slot: Some(slot) }),
         });
     }
 }
@@ -257,18 +227,11 @@ impl Backend for Uring {
     }
 
     fn submit(&self, slot: Slot, range: ByteRange) -> Ticket {
-        let planned =
-            lookup(&self.files, range).and_then(|source| source.plan(range, slot.capacity()));
+        let planned = lookup(&self.files, range).and_then(|source| source.plan(range, slot.capacity()));
         let progress = match planned {
             Ok(progress) => progress,
             Err(error) => {
-                return Ticket::over(
-                    range,
-                    Err(Failed {
-                        error,
-                        slot: Some(slot),
-                    }),
-                );
+                return Ticket::over(range, Err(Failed { error, slot: Some(slot) }));
             }
         };
         if progress.next().is_none() {
@@ -276,13 +239,7 @@ impl Backend for Uring {
             return Ticket::over(range, Ok(filled));
         }
         let flight = Arc::new(Flight::default());
-        let read = Read {
-            slot,
-            range,
-            progress,
-            retries: 0,
-            flight: Arc::clone(&flight),
-        };
+        let read = Read { slot, range, progress, retries: 0, flight: Arc::clone(&flight) };
         {
             let mut table = lock(&self.table);
             let index = table.vacant.pop().unwrap_or(table.reads.len());
@@ -303,12 +260,8 @@ impl Backend for Uring {
             Ok(flight) => flight,
             Err(ticket) => {
                 let unread = |slot, _| {
-                    let error = Error::new(ErrorKind::Usage, "read")
-                        .note("the ticket is another backend's");
-                    Err(Failed {
-                        error,
-                        slot: Some(slot),
-                    })
+                    let error = Error::new(ErrorKind::Usage, "read").note("the ticket is another backend's");
+                    Err(Failed { error, slot: Some(slot) })
                 };
                 return ticket.settle(unread);
             }
@@ -334,9 +287,7 @@ impl Backend for Uring {
             } else {
                 let (back, entered) = self.enter(table);
                 table = back;
-                entered
-                    .err()
-                    .map(|error| Error::new(ErrorKind::Read, "wait for io_uring").caused_by(error))
+                entered.err().map(|error| Error::new(ErrorKind::Read, "wait for io_uring").caused_by(error))
             };
             if let Some(error) = failed {
                 // The kernel may still write to the slot, so it stays in the table and is lost to the caller.
@@ -367,11 +318,7 @@ impl Backend for Uring {
     }
 
     fn describe(&self) -> String {
-        let how = if self.direct() {
-            "o_direct"
-        } else {
-            "buffered"
-        };
+        let how = if self.direct() { "o_direct" } else { "buffered" };
         format!("uring {how} qd={} registered=no", self.depth)
     }
 }
@@ -406,16 +353,12 @@ impl std::fmt::Debug for Uring {
 fn unavailable(error: io::Error) -> Error {
     let sysctl = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
     let cause = match (Errno::from_io_error(&error), sysctl.trim()) {
-        (Some(Errno::PERM | Errno::ACCESS), "1" | "2") => {
-            "sysctl kernel.io_uring_disabled forbids it"
-        }
+        (Some(Errno::PERM | Errno::ACCESS), "1" | "2") => "sysctl kernel.io_uring_disabled forbids it",
         (Some(Errno::PERM | Errno::ACCESS), _) => {
             "most likely the container's seccomp profile forbids it, or sysctl kernel.io_uring_disabled"
         }
         (Some(Errno::NOSYS), _) => "the kernel was built without it, or a sandbox hides it",
-        (Some(Errno::NOMEM), _) => {
-            "the limit on locked memory (ulimit -l) is too small, or memory is short"
-        }
+        (Some(Errno::NOMEM), _) => "the limit on locked memory (ulimit -l) is too small, or memory is short",
         _ => "the kernel would not set it up",
     };
     Error::new(ErrorKind::Unavailable, "use io_uring")
@@ -461,10 +404,7 @@ mod tests {
                 drop(table);
                 entered.unwrap();
             }
-            assert!(
-                !early && in_ring == 2,
-                "the second waiter took completions: {in_ring} of 2 left"
-            );
+            assert!(!early && in_ring == 2, "the second waiter took completions: {in_ring} of 2 left");
             assert!(backend.wait(first).is_ok());
             assert!(hear.recv().unwrap());
         });

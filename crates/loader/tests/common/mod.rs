@@ -9,25 +9,17 @@ use sluice_loader::{Backend, ByteRange, ErrorKind, FileIndex, Mapped, Memory, Pr
 
 /// The byte at `offset` of file `file`: no two pages alike.
 pub fn byte(file: u16, offset: u64) -> u8 {
-    let mixed = (offset + 1)
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        .wrapping_add(u64::from(file) << 32);
+    let mixed = (offset + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(file) << 32);
     (mixed >> 29) as u8
 }
 
 /// What a read of `range` must give.
 pub fn expected(range: ByteRange) -> Vec<u8> {
-    (0..range.len as u64)
-        .map(|i| byte(range.file.0, range.offset + i))
-        .collect()
+    (0..range.len as u64).map(|i| byte(range.file.0, range.offset + i)).collect()
 }
 
 pub fn range(file: u16, offset: u64, len: usize) -> ByteRange {
-    ByteRange {
-        file: FileIndex(file),
-        offset,
-        len,
-    }
+    ByteRange { file: FileIndex(file), offset, len }
 }
 
 /// Files of these lengths, in a folder that goes with the value. It lies in the target folder, since temporary folders
@@ -65,34 +57,17 @@ impl Case {
 pub fn each(paths: &[PathBuf], mut test: impl FnMut(Case)) {
     type Open = fn(&[PathBuf]) -> sluice_loader::Result<Arc<dyn Backend>>;
     let contents = |paths: &[PathBuf]| -> Vec<Vec<u8>> {
-        paths
-            .iter()
-            .map(|path| std::fs::read(path).unwrap())
-            .collect()
+        paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
     };
     let real: [(&'static str, Open); 5] = [
         ("mmap", |paths| Ok(Arc::new(Mapped::open(paths)?))),
-        ("pread buffered", |paths| {
-            Ok(Arc::new(Pread::buffered(paths)?))
-        }),
-        ("pread direct", |paths| {
-            Ok(Arc::new(Pread::direct(paths, None)?))
-        }),
-        ("uring buffered", |paths| {
-            Ok(Arc::new(Uring::open(paths, false, None)?))
-        }),
-        ("uring direct", |paths| {
-            Ok(Arc::new(Uring::open(paths, true, None)?))
-        }),
+        ("pread buffered", |paths| Ok(Arc::new(Pread::buffered(paths)?))),
+        ("pread direct", |paths| Ok(Arc::new(Pread::direct(paths, None)?))),
+        ("uring buffered", |paths| Ok(Arc::new(Uring::open(paths, false, None)?))),
+        ("uring direct", |paths| Ok(Arc::new(Uring::open(paths, true, None)?))),
     ];
-    test(Case {
-        name: "memory lazy",
-        backend: Arc::new(Memory::new(contents(paths))),
-    });
-    test(Case {
-        name: "memory eager",
-        backend: Arc::new(Memory::new(contents(paths)).eager(3)),
-    });
+    test(Case { name: "memory lazy", backend: Arc::new(Memory::new(contents(paths))) });
+    test(Case { name: "memory eager", backend: Arc::new(Memory::new(contents(paths)).eager(3)) });
     for (name, open) in real {
         match open(paths) {
             Ok(backend) => test(Case { name, backend }),
@@ -108,10 +83,7 @@ fn skip(name: &str, error: &sluice_loader::Error) {
         _ => panic!("{name}: {error}"),
     };
     let required = std::env::var("SLUICE_REQUIRE").unwrap_or_default();
-    assert!(
-        !required.split(',').any(|required| required == what),
-        "{name} is required here: {error}"
-    );
+    assert!(!required.split(',').any(|required| required == what), "{name} is required here: {error}");
     eprintln!("skipped: {name}: {error}");
 }
 

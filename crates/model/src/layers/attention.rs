@@ -40,34 +40,17 @@ impl Attention {
         let (dim, tokens, isa) = (config.dim, pass.tokens, pass.isa);
         let (heads, kv_heads) = (config.heads, config.kv_heads[layer]);
         let s = &mut *pass.state;
-        rms_norm(
-            isa,
-            &s.x,
-            &self.norm,
-            config.eps,
-            sized(&mut s.normed, tokens * dim),
-        );
+        rms_norm(isa, &s.x, &self.norm, config.eps, sized(&mut s.normed, tokens * dim));
         s.acts.fill(&s.normed, dim);
 
-        let widths = [
-            heads * config.key_len,
-            kv_heads * config.key_len,
-            kv_heads * config.value_len,
-        ];
+        let widths = [heads * config.key_len, kv_heads * config.key_len, kv_heads * config.value_len];
         let [yq, yk, yv] = &mut s.y;
-        let (yq, yk, yv) = (
-            sized(yq, widths[0] * tokens),
-            sized(yk, widths[1] * tokens),
-            sized(yv, widths[2] * tokens),
-        );
+        let (yq, yk, yv) =
+            (sized(yq, widths[0] * tokens), sized(yk, widths[1] * tokens), sized(yv, widths[2] * tokens));
         let group = [self.q.weight, self.k.weight, self.v.weight];
-        pass.weights
-            .matmul(&group, &mut s.acts, &mut [&mut *yq, &mut *yk, &mut *yv])?;
-        for (linear, y, turned) in [
-            (&self.q, yq, &mut s.q),
-            (&self.k, yk, &mut s.k),
-            (&self.v, yv, &mut s.v),
-        ] {
+        pass.weights.matmul(&group, &mut s.acts, &mut [&mut *yq, &mut *yk, &mut *yv])?;
+        for (linear, y, turned) in [(&self.q, yq, &mut s.q), (&self.k, yk, &mut s.k), (&self.v, yv, &mut s.v)]
+        {
             add_bias(y, linear.bias.as_deref(), tokens);
             let turned = sized(turned, y.len());
             to_token_major(y, tokens, turned);
@@ -86,20 +69,11 @@ impl Attention {
         kv.store(pass.first, &s.k, &s.v);
 
         let attended = sized(&mut s.attended, tokens * heads * config.value_len);
-        Attend {
-            isa,
-            config,
-            kv_heads,
-            kv,
-            first: pass.first,
-            q: &s.q,
-        }
-        .run(pass.team, attended);
+        Attend { isa, config, kv_heads, kv, first: pass.first, q: &s.q }.run(pass.team, attended);
 
         s.acts.fill(&s.attended, heads * config.value_len);
         let y = sized(&mut s.y[0], dim * tokens);
-        pass.weights
-            .matmul(&[self.out.weight], &mut s.acts, &mut [y])?;
+        pass.weights.matmul(&[self.out.weight], &mut s.acts, &mut [y])?;
         add_bias(y, self.out.bias.as_deref(), tokens);
         add_product(&mut s.x, y, tokens);
         Ok(())
@@ -143,17 +117,9 @@ impl Attend<'_> {
         let worker = |_| {
             let mut scratch = Scratch::default();
             loop {
-                let task = tasks
-                    .lock()
-                    .unwrap_or_else(std::sync::PoisonError::into_inner)
-                    .next();
+                let task = tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner).next();
                 let Some((index, out)) = task else { break };
-                self.one(
-                    index / self.kv_heads,
-                    index % self.kv_heads,
-                    &mut scratch,
-                    out,
-                );
+                self.one(index / self.kv_heads, index % self.kv_heads, &mut scratch, out);
             }
         };
         if work < WORTH_A_REGION {
@@ -165,12 +131,7 @@ impl Attend<'_> {
 
     /// The query heads of `kv_head` for token `t`; `out` is those heads × value size.
     fn one(&self, t: usize, kv_head: usize, scratch: &mut Scratch, out: &mut [f32]) {
-        let Config {
-            heads,
-            key_len,
-            value_len,
-            ..
-        } = *self.config;
+        let Config { heads, key_len, value_len, .. } = *self.config;
         let group = heads / self.kv_heads;
         let positions = self.first + t + 1;
         let queries = &self.q[(t * heads + kv_head * group) * key_len..][..group * key_len];
@@ -182,17 +143,8 @@ impl Attend<'_> {
         for (page, start) in (0..positions).step_by(PAGE).enumerate() {
             let count = (positions - start).min(PAGE);
             self.kv.keys(self.isa, page, kv_head, count, rows);
-            for (query, scores) in queries
-                .chunks_exact(key_len)
-                .zip(scores.chunks_exact_mut(positions))
-            {
-                dots(
-                    self.isa,
-                    query,
-                    rows,
-                    key_len,
-                    &mut scores[start..start + count],
-                );
+            for (query, scores) in queries.chunks_exact(key_len).zip(scores.chunks_exact_mut(positions)) {
+                dots(self.isa, query, rows, key_len, &mut scores[start..start + count]);
             }
         }
         for scores in scores.chunks_exact_mut(positions) {
@@ -203,17 +155,8 @@ impl Attend<'_> {
         for (page, start) in (0..positions).step_by(PAGE).enumerate() {
             let count = (positions - start).min(PAGE);
             self.kv.values(self.isa, page, kv_head, count, rows);
-            for (out, scores) in out
-                .chunks_exact_mut(value_len)
-                .zip(scores.chunks_exact(positions))
-            {
-                weighted_sum(
-                    self.isa,
-                    &scores[start..start + count],
-                    rows,
-                    value_len,
-                    out,
-                );
+            for (out, scores) in out.chunks_exact_mut(value_len).zip(scores.chunks_exact(positions)) {
+                weighted_sum(self.isa, &scores[start..start + count], rows, value_len, out);
             }
         }
     }

@@ -25,21 +25,11 @@ impl FeedForward {
     pub fn run<W: Weights>(&self, pass: &mut Pass<'_, W>) -> Result<()> {
         let (dim, ffn, tokens, isa) = (pass.config.dim, pass.config.ffn, pass.tokens, pass.isa);
         let s = &mut *pass.state;
-        rms_norm(
-            isa,
-            &s.x,
-            &self.norm,
-            pass.config.eps,
-            sized(&mut s.normed, tokens * dim),
-        );
+        rms_norm(isa, &s.x, &self.norm, pass.config.eps, sized(&mut s.normed, tokens * dim));
         s.acts.fill(&s.normed, dim);
         let [gate, up, turned] = &mut s.y;
         let (gate, up) = (sized(gate, ffn * tokens), sized(up, ffn * tokens));
-        pass.weights.matmul(
-            &[self.gate.weight, self.up.weight],
-            &mut s.acts,
-            &mut [gate, up],
-        )?;
+        pass.weights.matmul(&[self.gate.weight, self.up.weight], &mut s.acts, &mut [gate, up])?;
         add_bias(gate, self.gate.bias.as_deref(), tokens);
         add_bias(up, self.up.bias.as_deref(), tokens);
         silu_mul(isa, gate, up);
@@ -52,8 +42,7 @@ impl FeedForward {
             s.acts.fill(turned, ffn);
         }
         let down = sized(&mut s.y[0], dim * tokens);
-        pass.weights
-            .matmul(&[self.down.weight], &mut s.acts, &mut [down])?;
+        pass.weights.matmul(&[self.down.weight], &mut s.acts, &mut [down])?;
         add_bias(down, self.down.bias.as_deref(), tokens);
         add_product(&mut s.x, down, tokens);
         Ok(())

@@ -50,13 +50,11 @@ impl Output {
         s.acts.fill(&s.normed, dim);
         let logits = sized(&mut s.logits, self.rows * tokens);
         if tokens <= 1 {
-            pass.weights
-                .matmul(&[self.head.weight], &mut s.acts, &mut [logits])?;
+            pass.weights.matmul(&[self.head.weight], &mut s.acts, &mut [logits])?;
             add_bias(logits, self.head.bias.as_deref(), tokens);
         } else {
             let y = sized(&mut s.y[0], self.rows * tokens);
-            pass.weights
-                .matmul(&[self.head.weight], &mut s.acts, &mut [y])?;
+            pass.weights.matmul(&[self.head.weight], &mut s.acts, &mut [y])?;
             add_bias(y, self.head.bias.as_deref(), tokens);
             to_token_major(y, tokens, logits);
         }

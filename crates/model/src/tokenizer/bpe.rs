@@ -20,10 +20,7 @@ pub(super) struct Merges {
 impl Merges {
     /// Room for `count` merges.
     pub(super) fn with_capacity(count: usize) -> Merges {
-        Merges {
-            list: Vec::with_capacity(count),
-            by_pair: Slots::new(count, count),
-        }
+        Merges { list: Vec::with_capacity(count), by_pair: Slots::new(count, count) }
     }
 
     /// Appends the merge of the next rank. A pair that came before keeps its better rank.
@@ -31,15 +28,12 @@ impl Merges {
         let rank = self.list.len() as u32;
         self.list.push([left, right, result]);
         let hash = self.by_pair.hash(&pair(left, right));
-        self.by_pair.enter(hash, rank, |other| {
-            self.list[other as usize][..2] == [left, right]
-        });
+        self.by_pair.enter(hash, rank, |other| self.list[other as usize][..2] == [left, right]);
     }
 
     fn rank(&self, left: u32, right: u32) -> Option<u32> {
         let hash = self.by_pair.hash(&pair(left, right));
-        self.by_pair
-            .find(hash, |rank| self.list[rank as usize][..2] == [left, right])
+        self.by_pair.find(hash, |rank| self.list[rank as usize][..2] == [left, right])
     }
 
     /// Bytes on the heap.
@@ -83,20 +77,14 @@ impl Bpe {
     /// A tokenizer from merges whose ids are those of `vocab`.
     pub(super) fn new(vocab: &Vocab, merges: Merges, pre: PreTokenizer) -> Bpe {
         let bytes = std::array::from_fn(|byte| vocab.find_plain(&[byte as u8]).unwrap_or(NONE));
-        Bpe {
-            merges,
-            bytes: Box::new(bytes),
-            pre,
-        }
+        Bpe { merges, bytes: Box::new(bytes), pre }
     }
 
     /// How many of the bytes that most texts are made of (printable ASCII, newline, the inner bytes of characters)
     /// have no token. Trained vocabularies often lack bytes that they never met.
     pub(super) fn missing_bytes(&self) -> usize {
         let usual = (b' '..=b'~').chain([b'\n']).chain(0x80..=0xBF);
-        usual
-            .filter(|&byte| self.bytes[usize::from(byte)] == NONE)
-            .count()
+        usual.filter(|&byte| self.bytes[usize::from(byte)] == NONE).count()
     }
 
     /// Bytes on the heap.
@@ -131,11 +119,7 @@ impl Bpe {
         symbols.extend(piece.iter().enumerate().map(|(at, &byte)| Symbol {
             id: self.bytes[byte as usize],
             prev: (at as u32).checked_sub(1).unwrap_or(NONE),
-            next: if at + 1 == piece.len() {
-                NONE
-            } else {
-                at as u32 + 1
-            },
+            next: if at + 1 == piece.len() { NONE } else { at as u32 + 1 },
         }));
         queue.clear();
         for left in 0..symbols.len() as u32 {
@@ -150,11 +134,7 @@ impl Bpe {
             }
             let after = symbols[next as usize].next;
             symbols[next as usize].id = DEAD;
-            symbols[at as usize] = Symbol {
-                id: result,
-                prev,
-                next: after,
-            };
+            symbols[at as usize] = Symbol { id: result, prev, next: after };
             if after != NONE {
                 symbols[after as usize].prev = at;
             }
@@ -197,8 +177,7 @@ pub(super) fn decode_text(text: &[u8], bytes: &mut Vec<u8>) -> bool {
     let Ok(text) = str::from_utf8(text) else {
         return false;
     };
-    text.chars()
-        .all(|c| byte_of(c).map(|byte| bytes.push(byte)).is_some())
+    text.chars().all(|c| byte_of(c).map(|byte| bytes.push(byte)).is_some())
 }
 
 /// The byte that a character stands for. Bytes that print in Latin-1 stand for themselves, the other 68 in ascending
@@ -263,20 +242,12 @@ mod tests {
     fn texts(vocab: &Vocab, bpe: &Bpe, text: &str) -> Vec<String> {
         let mut ids = Vec::new();
         bpe.encode(vocab, text.as_bytes(), &mut ids);
-        ids.iter()
-            .map(|&id| String::from_utf8_lossy(vocab.text(id)).into_owned())
-            .collect()
+        ids.iter().map(|&id| String::from_utf8_lossy(vocab.text(id)).into_owned()).collect()
     }
 
     #[test]
     fn lowest_rank_first_then_leftmost() {
-        let (vocab, bpe) = bpe(&[
-            ("b", "c"),
-            ("a", "b"),
-            ("ab", "c"),
-            ("d", "d"),
-            ("dd", "dd"),
-        ]);
+        let (vocab, bpe) = bpe(&[("b", "c"), ("a", "b"), ("ab", "c"), ("d", "d"), ("dd", "dd")]);
         assert_eq!(texts(&vocab, &bpe, "abc"), ["a", "bc"]);
         assert_eq!(texts(&vocab, &bpe, "abab"), ["ab", "ab"]);
         assert_eq!(texts(&vocab, &bpe, "ddd"), ["dd", "d"]);
@@ -290,9 +261,7 @@ mod tests {
         loop {
             let best = (1..parts.len())
                 .filter_map(|i| {
-                    let rank = merges
-                        .iter()
-                        .position(|&(l, r)| parts[i - 1] == l && parts[i] == r)?;
+                    let rank = merges.iter().position(|&(l, r)| parts[i - 1] == l && parts[i] == r)?;
                     Some((rank, i))
                 })
                 .min();
@@ -316,9 +285,7 @@ mod tests {
         ];
         let (vocab, bpe) = bpe(&merges);
         for number in 0..3usize.pow(8) {
-            let word: String = (0..8)
-                .map(|i| ['a', 'b', 'c'][number / 3usize.pow(i) % 3])
-                .collect();
+            let word: String = (0..8).map(|i| ['a', 'b', 'c'][number / 3usize.pow(i) % 3]).collect();
             assert_eq!(texts(&vocab, &bpe, &word), naive(&merges, &word), "{word}");
         }
     }
@@ -333,10 +300,7 @@ mod tests {
 
     #[test]
     fn what_is_not_utf8_is_replaced_byte_by_byte() {
-        assert_eq!(
-            &*valid_text(b"a\xE6\xADb\xFF"),
-            "a\u{FFFD}\u{FFFD}b\u{FFFD}".as_bytes()
-        );
+        assert_eq!(&*valid_text(b"a\xE6\xADb\xFF"), "a\u{FFFD}\u{FFFD}b\u{FFFD}".as_bytes());
         assert!(matches!(valid_text("é".as_bytes()), Cow::Borrowed(_)));
     }
 

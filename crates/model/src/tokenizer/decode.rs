@@ -18,21 +18,13 @@ impl<'t> Decoder<'t> {
     /// A decoder for tokens that begin a text: where the tokenizer puts a space before a text, the one space that the
     /// first token begins with is left out.
     pub fn new(tokenizer: &'t Tokenizer) -> Decoder<'t> {
-        Decoder {
-            tokenizer,
-            held: Vec::new(),
-            strip_space: tokenizer.space_prefix(),
-        }
+        Decoder { tokenizer, held: Vec::new(), strip_space: tokenizer.space_prefix() }
     }
 
     /// A decoder for tokens that continue a text: every space is kept, so that the text can be put behind what came
     /// before.
     pub fn continuing(tokenizer: &'t Tokenizer) -> Decoder<'t> {
-        Decoder {
-            tokenizer,
-            held: Vec::new(),
-            strip_space: false,
-        }
+        Decoder { tokenizer, held: Vec::new(), strip_space: false }
     }
 
     /// Takes the next token and gives the text that is now complete, often none. An id outside the vocabulary gives no

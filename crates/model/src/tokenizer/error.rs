@@ -37,15 +37,9 @@ impl TokenizerError {
     }
 
     pub(super) fn missing(key: &'static str, wanted: &str) -> TokenizerError {
-        let problem = format!(
-            "wanted {wanted}, found no such key; convert the model again, with its tokenizer"
-        );
-        TokenizerError {
-            kind: TokenizerErrorKind::Missing,
-            key,
-            problem,
-            source: None,
-        }
+        let problem =
+            format!("wanted {wanted}, found no such key; convert the model again, with its tokenizer");
+        TokenizerError { kind: TokenizerErrorKind::Missing, key, problem, source: None }
     }
 
     pub(super) fn malformed(
@@ -53,28 +47,13 @@ impl TokenizerError {
         wanted: impl fmt::Display,
         found: impl fmt::Display,
     ) -> TokenizerError {
-        let problem =
-            format!("wanted {wanted}, found {found}; download or convert the model again");
-        TokenizerError {
-            kind: TokenizerErrorKind::Malformed,
-            key,
-            problem,
-            source: None,
-        }
+        let problem = format!("wanted {wanted}, found {found}; download or convert the model again");
+        TokenizerError { kind: TokenizerErrorKind::Malformed, key, problem, source: None }
     }
 
-    pub(super) fn unsupported(
-        key: &'static str,
-        known: impl fmt::Display,
-        found: &[u8],
-    ) -> TokenizerError {
+    pub(super) fn unsupported(key: &'static str, known: impl fmt::Display, found: &[u8]) -> TokenizerError {
         let problem = format!("{} is not supported; known are {known}", quote(found));
-        TokenizerError {
-            kind: TokenizerErrorKind::Unsupported,
-            key,
-            problem,
-            source: None,
-        }
+        TokenizerError { kind: TokenizerErrorKind::Unsupported, key, problem, source: None }
     }
 
     pub(super) fn read(key: &'static str, source: sluice_gguf::Error) -> TokenizerError {
@@ -86,12 +65,7 @@ impl TokenizerError {
         if let Some(cause) = std::error::Error::source(&source) {
             problem += &format!(": {cause}");
         }
-        TokenizerError {
-            kind,
-            key,
-            problem,
-            source: Some(Box::new(source)),
-        }
+        TokenizerError { kind, key, problem, source: Some(Box::new(source)) }
     }
 }
 

@@ -31,19 +31,12 @@ const MAX_TOKENS: u64 = u32::MAX as u64 - 2;
 type Result<T> = std::result::Result<T, TokenizerError>;
 
 pub(super) fn load(gguf: &Gguf) -> Result<Tokenizer> {
-    let model = gguf
-        .metadata()
-        .bytes(MODEL)
-        .map_err(|e| TokenizerError::read(MODEL, e))?;
+    let model = gguf.metadata().bytes(MODEL).map_err(|e| TokenizerError::read(MODEL, e))?;
     let pre = match model {
         Some(b"llama") => None,
         Some(b"gpt2") => Some(pre_tokenizer(gguf)?),
         Some(other) => {
-            return Err(TokenizerError::unsupported(
-                MODEL,
-                "llama (SentencePiece) and gpt2 (BPE)",
-                other,
-            ));
+            return Err(TokenizerError::unsupported(MODEL, "llama (SentencePiece) and gpt2 (BPE)", other));
         }
         None => return Err(TokenizerError::missing(MODEL, "the kind of tokenizer")),
     };
@@ -60,10 +53,7 @@ pub(super) fn load(gguf: &Gguf) -> Result<Tokenizer> {
             let encoder = load_bpe(gguf, &mut vocab, pre, &mut warnings)?;
             (Scheme::Bpe(encoder), pre.add_bos)
         }
-        None => (
-            Scheme::Spm(load_spm(gguf, &mut vocab, scores, &mut warnings)?),
-            true,
-        ),
+        None => (Scheme::Spm(load_spm(gguf, &mut vocab, scores, &mut warnings)?), true),
     };
     let unknown = ids.unknown.or_else(|| {
         let mut all = 0..vocab.len() as u32;
@@ -74,19 +64,15 @@ pub(super) fn load(gguf: &Gguf) -> Result<Tokenizer> {
         Scheme::Spm(spm) => (spm.missing_bytes(), unknown),
     };
     if missing > 0 {
-        let becomes = substitute.map_or("is left out".into(), |id| {
-            format!("becomes {}", quote(vocab.text(id)))
-        });
+        let becomes =
+            substitute.map_or("is left out".into(), |id| format!("becomes {}", quote(vocab.text(id))));
         warnings.push(format!(
             "{TOKENS}: {missing} bytes have no token; text that cannot do without them {becomes}"
         ));
     }
     let add_bos = match (flag(gguf, ADD_BOS)?, ids.bos) {
         (Some(true), None) => {
-            return Err(TokenizerError::missing(
-                BOS_ID,
-                "an id, as add_bos_token is true",
-            ));
+            return Err(TokenizerError::missing(BOS_ID, "an id, as add_bos_token is true"));
         }
         (said, Some(_)) => said.unwrap_or(add_bos_by_default),
         (_, None) => false,
@@ -106,21 +92,17 @@ pub(super) fn load(gguf: &Gguf) -> Result<Tokenizer> {
 
 /// The pre-tokenizer, and a warning if it is a guess.
 fn pre_tokenizer(gguf: &Gguf) -> Result<(PreTokenizer, Option<String>)> {
-    let name = gguf
-        .metadata()
-        .bytes(PRE)
-        .map_err(|e| TokenizerError::read(PRE, e))?;
+    let name = gguf.metadata().bytes(PRE).map_err(|e| TokenizerError::read(PRE, e))?;
     let named = |name: &[u8]| str::from_utf8(name).ok().and_then(PreTokenizer::named);
     let unknown = |name| TokenizerError::unsupported(PRE, PreTokenizer::names(), name);
-    let found =
-        named(name.unwrap_or(b"default")).ok_or_else(|| unknown(name.unwrap_or_default()))?;
+    let found = named(name.unwrap_or(b"default")).ok_or_else(|| unknown(name.unwrap_or_default()))?;
     let warning = match name {
         None => Some(format!(
             "{PRE}: not in the file, so text is cut up as for \"default\"; its tokens may be wrong"
         )),
-        Some(b"default") => Some(format!(
-            "{PRE}: \"default\" suits no model exactly; tokens of text may be wrong"
-        )),
+        Some(b"default") => {
+            Some(format!("{PRE}: \"default\" suits no model exactly; tokens of text may be wrong"))
+        }
         Some(_) => None,
     };
     Ok((found, warning))
@@ -130,19 +112,13 @@ fn pre_tokenizer(gguf: &Gguf) -> Result<(PreTokenizer, Option<String>)> {
 fn looks_like_llama3(vocab: &Vocab) -> &'static str {
     let is = |id| matches!(vocab.text(id), b"<|start_header_id|>" | b"<|eot_id|>");
     let found = (0..vocab.len() as u32).filter(|&id| is(id)).count() >= 2;
-    if found {
-        " (the vocabulary looks like Llama 3's, which needs \"llama-bpe\")"
-    } else {
-        ""
-    }
+    if found { " (the vocabulary looks like Llama 3's, which needs \"llama-bpe\")" } else { "" }
 }
 
 /// Token texts as the file has them.
 fn tokens(gguf: &Gguf) -> Result<Vocab> {
-    let info = array(gguf, TOKENS, "an array of strings", |e| {
-        e == ValueType::String
-    })?
-    .ok_or_else(|| TokenizerError::missing(TOKENS, "the vocabulary"))?;
+    let info = array(gguf, TOKENS, "an array of strings", |e| e == ValueType::String)?
+        .ok_or_else(|| TokenizerError::missing(TOKENS, "the vocabulary"))?;
     let count = count(TOKENS, info, "token")?;
     let mut vocab = Vocab::with_capacity(count);
     each_string(gguf, TOKENS, |_, text| {
@@ -160,12 +136,7 @@ fn scores(gguf: &Gguf, count: usize) -> Result<Option<Vec<f32>>> {
     };
     same_length(SCORES, info, count)?;
     let mut scores = Vec::with_capacity(count);
-    for score in gguf
-        .floats(SCORES)
-        .map_err(|e| TokenizerError::read(SCORES, e))?
-        .into_iter()
-        .flatten()
-    {
+    for score in gguf.floats(SCORES).map_err(|e| TokenizerError::read(SCORES, e))?.into_iter().flatten() {
         let score = score.map_err(|e| TokenizerError::read(SCORES, e))?;
         if score.is_nan() {
             return Err(TokenizerError::malformed(
@@ -189,65 +160,41 @@ struct Ids {
 
 impl Ids {
     fn read(gguf: &Gguf, count: usize) -> Result<Ids> {
-        let id =
-            |key: &'static str| match gguf.uint(key).map_err(|e| TokenizerError::read(key, e))? {
-                Some(id) if id < count as u64 => Ok(Some(id as u32)),
-                Some(id) => Err(TokenizerError::malformed(
-                    key,
-                    format!("an id below {count}, the number of tokens"),
-                    id,
-                )),
-                None => Ok(None),
-            };
+        let id = |key: &'static str| match gguf.uint(key).map_err(|e| TokenizerError::read(key, e))? {
+            Some(id) if id < count as u64 => Ok(Some(id as u32)),
+            Some(id) => {
+                Err(TokenizerError::malformed(key, format!("an id below {count}, the number of tokens"), id))
+            }
+            None => Ok(None),
+        };
         let (bos, eos, unknown) = (id(BOS_ID)?, id(EOS_ID)?, id(UNKNOWN_ID)?);
         let mut ends: Vec<u32> = eos.into_iter().collect();
         for key in END_IDS {
             ends.extend(id(key)?);
         }
-        Ok(Ids {
-            bos,
-            eos,
-            unknown,
-            ends,
-        })
+        Ok(Ids { bos, eos, unknown, ends })
     }
 }
 
 /// Sets what each token is for. Where the file does not say, the named ids are control tokens; and a SentencePiece
 /// vocabulary in which nothing is marked as a byte token has them by their texts.
-fn set_kinds(
-    gguf: &Gguf,
-    vocab: &mut Vocab,
-    ids: &Ids,
-    spm: bool,
-    warnings: &mut Vec<String>,
-) -> Result<()> {
+fn set_kinds(gguf: &Gguf, vocab: &mut Vocab, ids: &Ids, spm: bool, warnings: &mut Vec<String>) -> Result<()> {
     let count = vocab.len();
     let mut kinds = Vec::with_capacity(count);
-    let info = array(
-        gguf,
-        TOKEN_TYPE,
-        "an array of integers",
-        ValueType::is_integer,
-    )?;
+    let info = array(gguf, TOKEN_TYPE, "an array of integers", ValueType::is_integer)?;
     if let Some(info) = info {
         same_length(TOKEN_TYPE, info, count)?;
         let mut odd = 0;
-        for number in gguf
-            .ints(TOKEN_TYPE)
-            .map_err(|e| TokenizerError::read(TOKEN_TYPE, e))?
-            .into_iter()
-            .flatten()
+        for number in
+            gguf.ints(TOKEN_TYPE).map_err(|e| TokenizerError::read(TOKEN_TYPE, e))?.into_iter().flatten()
         {
-            let kind =
-                TokenKind::from_number(number.map_err(|e| TokenizerError::read(TOKEN_TYPE, e))?);
+            let kind = TokenKind::from_number(number.map_err(|e| TokenizerError::read(TOKEN_TYPE, e))?);
             odd += usize::from(kind.is_none());
             kinds.push(kind.unwrap_or(TokenKind::Normal));
         }
         if odd > 0 {
-            warnings.push(format!(
-                "{TOKEN_TYPE}: {odd} tokens are of no known type and taken as normal text"
-            ));
+            warnings
+                .push(format!("{TOKEN_TYPE}: {odd} tokens are of no known type and taken as normal text"));
         }
     } else {
         kinds.resize(count, TokenKind::Normal);
@@ -278,7 +225,9 @@ fn ends(vocab: &mut Vocab, ids: &Ids, warnings: &mut Vec<String>) -> Vec<u32> {
     for &id in &ends {
         if vocab.kind(id) != TokenKind::Control {
             let text = quote(vocab.text(id));
-            warnings.push(format!("{TOKEN_TYPE}: {text} ends a text but is not marked as a control token; taken as one"));
+            warnings.push(format!(
+                "{TOKEN_TYPE}: {text} ends a text but is not marked as a control token; taken as one"
+            ));
             vocab.set_kind(id, TokenKind::Control);
         }
     }
@@ -299,19 +248,10 @@ fn load_spm(
     });
     let duplicate = vocab.index(|_, kind| spm::is_plain(kind));
     warn_of_duplicate(vocab, duplicate, warnings);
-    Ok(Spm::new(
-        vocab,
-        scores,
-        flag(gguf, ADD_SPACE_PREFIX)?.unwrap_or(true),
-    ))
+    Ok(Spm::new(vocab, scores, flag(gguf, ADD_SPACE_PREFIX)?.unwrap_or(true)))
 }
 
-fn load_bpe(
-    gguf: &Gguf,
-    vocab: &mut Vocab,
-    pre: PreTokenizer,
-    warnings: &mut Vec<String>,
-) -> Result<Bpe> {
+fn load_bpe(gguf: &Gguf, vocab: &mut Vocab, pre: PreTokenizer, warnings: &mut Vec<String>) -> Result<Bpe> {
     // A token with a character that stands for no byte keeps its text, and no text ever becomes it.
     let kinds: Vec<TokenKind> = (0..vocab.len() as u32).map(|id| vocab.kind(id)).collect();
     let mut unreachable = Vec::new(); // ascending
@@ -324,14 +264,11 @@ fn load_bpe(
         decoded
     });
     drop(kinds);
-    let duplicate =
-        vocab.index(|id, kind| bpe::is_plain(kind) && unreachable.binary_search(&id).is_err());
+    let duplicate = vocab.index(|id, kind| bpe::is_plain(kind) && unreachable.binary_search(&id).is_err());
     warn_of_duplicate(vocab, duplicate, warnings);
 
-    let info = array(gguf, MERGES, "an array of strings", |e| {
-        e == ValueType::String
-    })?
-    .ok_or_else(|| TokenizerError::missing(MERGES, "the merges of a gpt2 tokenizer"))?;
+    let info = array(gguf, MERGES, "an array of strings", |e| e == ValueType::String)?
+        .ok_or_else(|| TokenizerError::missing(MERGES, "the merges of a gpt2 tokenizer"))?;
     let count = count(MERGES, info, "merge")?;
     let mut merges = Merges::with_capacity(count);
     let mut bytes = Vec::new();
@@ -348,19 +285,10 @@ fn load_bpe(
         let mut find = |left: &[u8], right: &[u8]| {
             bytes.clear();
             let decoded = bpe::decode_text(left, &mut bytes) && bpe::decode_text(right, &mut bytes);
-            let plain = if decoded {
-                vocab.find_plain(&bytes)
-            } else {
-                None
-            };
+            let plain = if decoded { vocab.find_plain(&bytes) } else { None };
             // A token that was marked as special later on is stored as the file writes it.
             let found = plain.or_else(|| vocab.find_special(&[left, right].concat()));
-            found.ok_or_else(|| {
-                bad(format!(
-                    "a token {} in {TOKENS}",
-                    quote(&[left, right].concat())
-                ))
-            })
+            found.ok_or_else(|| bad(format!("a token {} in {TOKENS}", quote(&[left, right].concat()))))
         };
         merges.push(find(left, b"")?, find(right, b"")?, find(left, right)?);
         Ok(())
@@ -385,11 +313,9 @@ fn array(
     fits: impl FnOnce(ValueType) -> bool,
 ) -> Result<Option<ArrayInfo>> {
     match gguf.array(key).map_err(|e| TokenizerError::read(key, e))? {
-        Some(info) if !fits(info.element) => Err(TokenizerError::malformed(
-            key,
-            wanted,
-            format!("an array of {}", info.element),
-        )),
+        Some(info) if !fits(info.element) => {
+            Err(TokenizerError::malformed(key, wanted, format!("an array of {}", info.element)))
+        }
         info => Ok(info),
     }
 }
@@ -407,11 +333,7 @@ fn same_length(key: &'static str, info: ArrayInfo, count: usize) -> Result<()> {
     if info.len == count as u64 {
         return Ok(());
     }
-    Err(TokenizerError::malformed(
-        key,
-        format!("{count} entries, one per token"),
-        info.len,
-    ))
+    Err(TokenizerError::malformed(key, format!("{count} entries, one per token"), info.len))
 }
 
 fn flag(gguf: &Gguf, key: &'static str) -> Result<Option<bool>> {
@@ -419,11 +341,7 @@ fn flag(gguf: &Gguf, key: &'static str) -> Result<Option<bool>> {
 }
 
 /// Streams an array of strings that is known to be there.
-fn each_string(
-    gguf: &Gguf,
-    key: &'static str,
-    mut each: impl FnMut(u64, &[u8]) -> Result<()>,
-) -> Result<()> {
+fn each_string(gguf: &Gguf, key: &'static str, mut each: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
     let read = |e| TokenizerError::read(key, e);
     let Some(mut strings) = gguf.strings(key).map_err(read)? else {
         return Ok(());

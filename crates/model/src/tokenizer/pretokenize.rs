@@ -35,96 +35,38 @@ pub(super) struct PreTokenizer {
 
 /// The names that `tokenizer.ggml.pre` may have here, grouped by meaning.
 const NAMES: [(&[&str], PreTokenizer); 6] = [
+    (&["default"], PreTokenizer { pattern: Pattern::Default, whole_pieces: false, add_bos: false }),
     (
-        &["default"],
-        PreTokenizer {
-            pattern: Pattern::Default,
-            whole_pieces: false,
-            add_bos: false,
-        },
-    ),
-    (
-        &[
-            "llama-bpe",
-            "llama3",
-            "llama-v3",
-            "falcon3",
-            "falcon-h1",
-            "pixtral",
-            "midm-2.0",
-            "lfm2",
-        ],
-        PreTokenizer {
-            pattern: Pattern::Llama3(3),
-            whole_pieces: true,
-            add_bos: true,
-        },
+        &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"],
+        PreTokenizer { pattern: Pattern::Llama3(3), whole_pieces: true, add_bos: true },
     ),
     (
         &["smaug-bpe", "dbrx"],
-        PreTokenizer {
-            pattern: Pattern::Llama3(3),
-            whole_pieces: false,
-            add_bos: false,
-        },
+        PreTokenizer { pattern: Pattern::Llama3(3), whole_pieces: false, add_bos: false },
     ),
     (
-        &[
-            "qwen2",
-            "deepseek-r1-qwen",
-            "megrez",
-            "stablelm2",
-            "hunyuan",
-        ],
-        PreTokenizer {
-            pattern: Pattern::Llama3(1),
-            whole_pieces: false,
-            add_bos: false,
-        },
+        &["qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"],
+        PreTokenizer { pattern: Pattern::Llama3(1), whole_pieces: false, add_bos: false },
     ),
     (
-        &[
-            "smollm",
-            "starcoder",
-            "refact",
-            "command-r",
-            "codeshell",
-            "exaone",
-            "minerva-7b",
-        ],
-        PreTokenizer {
-            pattern: Pattern::SmolLm,
-            whole_pieces: false,
-            add_bos: false,
-        },
+        &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"],
+        PreTokenizer { pattern: Pattern::SmolLm, whole_pieces: false, add_bos: false },
     ),
     (
-        &[
-            "gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "exaone4",
-        ],
-        PreTokenizer {
-            pattern: Pattern::Gpt2,
-            whole_pieces: false,
-            add_bos: false,
-        },
+        &["gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "exaone4"],
+        PreTokenizer { pattern: Pattern::Gpt2, whole_pieces: false, add_bos: false },
     ),
 ];
 
 impl PreTokenizer {
     /// The pre-tokenizer of that name.
     pub(super) fn named(name: &str) -> Option<PreTokenizer> {
-        NAMES
-            .iter()
-            .find(|(names, _)| names.contains(&name))
-            .map(|&(_, pre)| pre)
+        NAMES.iter().find(|(names, _)| names.contains(&name)).map(|&(_, pre)| pre)
     }
 
     /// All names, for error messages.
     pub(super) fn names() -> String {
-        let all: Vec<&str> = NAMES
-            .iter()
-            .flat_map(|(names, _)| names.iter().copied())
-            .collect();
+        let all: Vec<&str> = NAMES.iter().flat_map(|(names, _)| names.iter().copied()).collect();
         all.join(", ")
     }
 }
@@ -134,28 +76,16 @@ pub(super) fn split(pattern: Pattern, text: &[u8], each: &mut dyn FnMut(&[u8])) 
     match pattern {
         Pattern::Gpt2 => scan(text, each, gpt2),
         Pattern::Llama3(digits) => scan(text, each, |text| llama3(text, digits)),
-        Pattern::SmolLm => segments(
-            text,
-            |c| c.class == Class::Number,
-            &mut |segment, numbers| {
-                if numbers {
-                    scan(segment, each, |s| first(s).len)
-                } else {
-                    scan(segment, each, gpt2)
-                }
-            },
-        ),
-        Pattern::Default => segments(
-            text,
-            Char::is_default_punctuation,
-            &mut |segment, punctuation| {
-                if punctuation {
-                    each(segment);
-                } else {
-                    scan(segment, &mut |piece| split_number(piece, each), gpt2);
-                }
-            },
-        ),
+        Pattern::SmolLm => segments(text, |c| c.class == Class::Number, &mut |segment, numbers| {
+            if numbers { scan(segment, each, |s| first(s).len) } else { scan(segment, each, gpt2) }
+        }),
+        Pattern::Default => segments(text, Char::is_default_punctuation, &mut |segment, punctuation| {
+            if punctuation {
+                each(segment);
+            } else {
+                scan(segment, &mut |piece| split_number(piece, each), gpt2);
+            }
+        }),
     }
 }
 
@@ -193,11 +123,7 @@ impl Char {
 /// The first character of `text`; past the end one of class `End` and no length.
 fn first(text: &[u8]) -> Char {
     let Some(&lead) = text.first() else {
-        return Char {
-            code: '\0',
-            class: Class::End,
-            len: 0,
-        };
+        return Char { code: '\0', class: Class::End, len: 0 };
     };
     let (code, len) = match lead {
         0..=0x7F => (char::from(lead), 1),
@@ -275,10 +201,7 @@ fn contraction(text: &[u8], any_case: bool) -> usize {
     let Some(rest) = text.strip_prefix(b"'") else {
         return 0;
     };
-    let letter = |at: usize| {
-        rest.get(at)
-            .map_or(0, |&b| if any_case { b.to_ascii_lowercase() } else { b })
-    };
+    let letter = |at: usize| rest.get(at).map_or(0, |&b| if any_case { b.to_ascii_lowercase() } else { b });
     match (letter(0), letter(1)) {
         (b's' | b't' | b'm' | b'd', _) => 2,
         (b'r' | b'v', b'e') | (b'l', b'l') => 3,
@@ -349,10 +272,7 @@ fn llama3(text: &[u8], digits: usize) -> usize {
     }
     // A run of spaces with newlines in it goes up to the last newline.
     let run_end = run(text, 0, Class::Space);
-    match text[..run_end]
-        .iter()
-        .rposition(|b| matches!(b, b'\r' | b'\n'))
-    {
+    match text[..run_end].iter().rposition(|b| matches!(b, b'\r' | b'\n')) {
         Some(newline) => newline + 1,
         None => spaces(text),
     }
@@ -391,10 +311,7 @@ mod tests {
     use super::*;
 
     fn pieces(pattern: Pattern, text: &str) -> Vec<String> {
-        bytes(pattern, text.as_bytes())
-            .into_iter()
-            .map(|piece| String::from_utf8(piece).unwrap())
-            .collect()
+        bytes(pattern, text.as_bytes()).into_iter().map(|piece| String::from_utf8(piece).unwrap()).collect()
     }
 
     fn bytes(pattern: Pattern, text: &[u8]) -> Vec<Vec<u8>> {
@@ -403,13 +320,8 @@ mod tests {
         pieces
     }
 
-    const ALL: [Pattern; 5] = [
-        Pattern::Gpt2,
-        Pattern::SmolLm,
-        Pattern::Llama3(3),
-        Pattern::Llama3(1),
-        Pattern::Default,
-    ];
+    const ALL: [Pattern; 5] =
+        [Pattern::Gpt2, Pattern::SmolLm, Pattern::Llama3(3), Pattern::Llama3(1), Pattern::Default];
 
     // Expected pieces are those of the regular expressions in the tokenizers library, version 0.23.
 
@@ -417,32 +329,19 @@ mod tests {
     fn numbers_tell_the_patterns_apart() {
         let text = "x 12345٣½";
         assert_eq!(pieces(Pattern::Gpt2, text), ["x", " 12345٣½"]);
-        assert_eq!(
-            pieces(Pattern::SmolLm, text),
-            ["x", " ", "1", "2", "3", "4", "5", "٣", "½"]
-        );
-        assert_eq!(
-            pieces(Pattern::Llama3(3), text),
-            ["x", " ", "123", "45٣", "½"]
-        );
-        assert_eq!(
-            pieces(Pattern::Llama3(1), text),
-            ["x", " ", "1", "2", "3", "4", "5", "٣", "½"]
-        );
+        assert_eq!(pieces(Pattern::SmolLm, text), ["x", " ", "1", "2", "3", "4", "5", "٣", "½"]);
+        assert_eq!(pieces(Pattern::Llama3(3), text), ["x", " ", "123", "45٣", "½"]);
+        assert_eq!(pieces(Pattern::Llama3(1), text), ["x", " ", "1", "2", "3", "4", "5", "٣", "½"]);
         assert_eq!(pieces(Pattern::Default, text), ["x", " ", "123", "45٣½"]);
     }
 
     #[test]
     fn contractions() {
         let text = "I'll don'T 'tis we'Ve'ſo";
-        let lower = [
-            "I", "'ll", " don", "'", "T", " '", "tis", " we", "'", "Ve", "'", "ſo",
-        ];
+        let lower = ["I", "'ll", " don", "'", "T", " '", "tis", " we", "'", "Ve", "'", "ſo"];
         assert_eq!(pieces(Pattern::Gpt2, text), lower);
         assert_eq!(pieces(Pattern::SmolLm, text), lower);
-        let any = [
-            "I", "'ll", " don", "'T", " '", "tis", " we", "'Ve", "'ſ", "o",
-        ];
+        let any = ["I", "'ll", " don", "'T", " '", "tis", " we", "'Ve", "'ſ", "o"];
         assert_eq!(pieces(Pattern::Llama3(3), text), any);
         assert_eq!(pieces(Pattern::Default, "a's"), ["a", "'", "s"]);
     }
@@ -453,11 +352,7 @@ mod tests {
             assert_eq!(pieces(pattern, "a   b"), ["a", "  ", " b"], "{pattern:?}");
             assert_eq!(pieces(pattern, "a  "), ["a", "  "], "{pattern:?}");
             assert_eq!(pieces(pattern, " "), [" "], "{pattern:?}");
-            assert_eq!(
-                pieces(pattern, "a \u{2029} b"),
-                ["a", " \u{2029}", " b"],
-                "{pattern:?}"
-            );
+            assert_eq!(pieces(pattern, "a \u{2029} b"), ["a", " \u{2029}", " b"], "{pattern:?}");
         }
         assert_eq!(pieces(Pattern::Gpt2, "a\t\tb"), ["a", "\t", "\t", "b"]);
         assert_eq!(pieces(Pattern::Llama3(3), "a\t\tb"), ["a", "\t", "\tb"]);
@@ -467,14 +362,8 @@ mod tests {
     #[test]
     fn newlines_end_a_run_of_spaces_in_llama3() {
         let text = "a \n\n  \r\n  b!\n\n";
-        assert_eq!(
-            pieces(Pattern::Llama3(3), text),
-            ["a", " \n\n  \r\n", " ", " b", "!\n\n"]
-        );
-        assert_eq!(
-            pieces(Pattern::Gpt2, text),
-            ["a", " \n\n  \r\n ", " b", "!", "\n\n"]
-        );
+        assert_eq!(pieces(Pattern::Llama3(3), text), ["a", " \n\n  \r\n", " ", " b", "!\n\n"]);
+        assert_eq!(pieces(Pattern::Gpt2, text), ["a", " \n\n  \r\n ", " b", "!", "\n\n"]);
     }
 
     #[test]
@@ -486,40 +375,27 @@ mod tests {
         );
         assert_eq!(
             pieces(Pattern::Gpt2, text),
-            [
-                "(", "a", ")", " $", "b", "<=", "c", " ~~", " 你好", "。🦙", "é"
-            ]
+            ["(", "a", ")", " $", "b", "<=", "c", " ~~", " 你好", "。🦙", "é"]
         );
-        let apart = [
-            "(", "a", ")", " ", "$", "b", "<=", "c", " ", "~~", " 你好", "。", "🦙", "é",
-        ];
+        let apart = ["(", "a", ")", " ", "$", "b", "<=", "c", " ", "~~", " 你好", "。", "🦙", "é"];
         assert_eq!(pieces(Pattern::Default, text), apart);
     }
 
     #[test]
     fn what_is_not_utf8_is_a_symbol_and_kept() {
-        assert_eq!(
-            bytes(Pattern::Gpt2, b"a\xE6\xADb"),
-            [&b"a"[..], b"\xE6\xAD", b"b"]
-        );
-        assert_eq!(
-            bytes(Pattern::Llama3(3), b"\xED\xA0\x80a"),
-            [&b"\xED\xA0\x80"[..], b"a"]
-        );
+        assert_eq!(bytes(Pattern::Gpt2, b"a\xE6\xADb"), [&b"a"[..], b"\xE6\xAD", b"b"]);
+        assert_eq!(bytes(Pattern::Llama3(3), b"\xED\xA0\x80a"), [&b"\xED\xA0\x80"[..], b"a"]);
     }
 
     #[test]
     fn pieces_make_up_the_text() {
-        let alphabet = [
-            "a", "S", "'", " ", "\n", "\r", "\t", "7", "½", "é", "🦙", ".", "\u{301}", "\u{3000}",
-        ];
+        let alphabet =
+            ["a", "S", "'", " ", "\n", "\r", "\t", "7", "½", "é", "🦙", ".", "\u{301}", "\u{3000}"];
         let mut state = 1u64;
         for _ in 0..2000 {
             let mut text = String::new();
             for _ in 0..12 {
-                state = state
-                    .wrapping_mul(6364136223846793005)
-                    .wrapping_add(1442695040888963407);
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 text += alphabet[(state >> 33) as usize % alphabet.len()];
             }
             for pattern in ALL {
@@ -532,13 +408,8 @@ mod tests {
 
     #[test]
     fn names() {
-        assert!(
-            PreTokenizer::named("llama-bpe").is_some_and(|pre| pre.whole_pieces && pre.add_bos)
-        );
-        assert_eq!(
-            PreTokenizer::named("qwen2").map(|pre| pre.pattern),
-            Some(Pattern::Llama3(1))
-        );
+        assert!(PreTokenizer::named("llama-bpe").is_some_and(|pre| pre.whole_pieces && pre.add_bos));
+        assert_eq!(PreTokenizer::named("qwen2").map(|pre| pre.pattern), Some(Pattern::Llama3(1)));
         assert!(PreTokenizer::named("my-own-bpe").is_none());
         assert!(PreTokenizer::names().contains("smollm"));
     }

@@ -43,7 +43,7 @@ impl ByteSet {
 #[derive(Clone, Debug)]
 struct Length {
     bytes: usize,
-    control: ByteSet, // what the control and unknown tokens of this length begin with
+    control: ByteSet,      // what the control and unknown tokens of this length begin with
     user_defined: ByteSet, // what the user-defined ones begin with
 }
 
@@ -65,31 +65,18 @@ impl Specials {
         let mut specials = Specials::default();
         for id in 0..vocab.len() as u32 {
             let kind = vocab.kind(id);
-            if !matches!(
-                kind,
-                TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined
-            ) {
+            if !matches!(kind, TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined) {
                 continue;
             }
             let [first, ..] = *vocab.text(id) else {
                 continue;
             };
             let bytes = vocab.text(id).len();
-            let at = specials
-                .lengths
-                .binary_search_by(|l| bytes.cmp(&l.bytes))
-                .unwrap_or_else(|at| {
-                    let (control, user_defined) = Default::default();
-                    specials.lengths.insert(
-                        at,
-                        Length {
-                            bytes,
-                            control,
-                            user_defined,
-                        },
-                    );
-                    at
-                });
+            let at = specials.lengths.binary_search_by(|l| bytes.cmp(&l.bytes)).unwrap_or_else(|at| {
+                let (control, user_defined) = Default::default();
+                specials.lengths.insert(at, Length { bytes, control, user_defined });
+                at
+            });
             let length = &mut specials.lengths[at];
             match kind {
                 TokenKind::UserDefined => length.user_defined.insert(first),
@@ -101,17 +88,11 @@ impl Specials {
 
     /// Cuts special tokens out of `text`: longer ones before shorter ones, and of one length from left to right.
     /// User-defined tokens always, the others only with `control`.
-    pub(super) fn split<'t>(
-        &self,
-        vocab: &Vocab,
-        text: &'t [u8],
-        control: bool,
-    ) -> Vec<Stretch<'t>> {
+    pub(super) fn split<'t>(&self, vocab: &Vocab, text: &'t [u8], control: bool) -> Vec<Stretch<'t>> {
         let mut stretches = vec![Stretch::Text(text)];
         for length in &self.lengths {
-            let starts = |byte| {
-                length.user_defined.contains(byte) || (control && length.control.contains(byte))
-            };
+            let starts =
+                |byte| length.user_defined.contains(byte) || (control && length.control.contains(byte));
             let token = |window: &[u8]| {
                 let id = vocab.find_special(window)?;
                 (control || vocab.kind(id) == TokenKind::UserDefined).then_some(id)
@@ -194,10 +175,7 @@ mod tests {
     fn text_at_the_edges() {
         let (vocab, specials) = vocab();
         assert_eq!(specials.split(&vocab, b"<s", true), [Text(b"<s")]);
-        assert_eq!(
-            specials.split(&vocab, b"<s><s>", true),
-            [Token(0), Token(0)]
-        );
+        assert_eq!(specials.split(&vocab, b"<s><s>", true), [Token(0), Token(0)]);
         assert!(specials.split(&vocab, b"", true).is_empty());
     }
 }

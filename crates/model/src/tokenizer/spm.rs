@@ -40,11 +40,7 @@ impl Spm {
                 bytes[byte as usize] = id;
             }
         }
-        Spm {
-            scores,
-            bytes,
-            space_prefix,
-        }
+        Spm { scores, bytes, space_prefix }
     }
 
     /// Whether a space goes before the text.
@@ -65,13 +61,7 @@ impl Spm {
     /// Appends the tokens of `text`, a stretch without special tokens that begins the text or follows a special
     /// token. Characters that are no token become byte tokens, and so do bytes that are not UTF-8. Bytes that have
     /// no byte token become `unknown`, one for a run of them, or nothing when there is none. Takes O(n log n).
-    pub(super) fn encode(
-        &self,
-        vocab: &Vocab,
-        text: &[u8],
-        unknown: Option<u32>,
-        ids: &mut Vec<u32>,
-    ) {
+    pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], unknown: Option<u32>, ids: &mut Vec<u32>) {
         let mut spaced = Vec::with_capacity(text.len() + text.len() / 4 + SPACE.len());
         if self.space_prefix {
             spaced.extend_from_slice(SPACE);
@@ -95,24 +85,14 @@ impl Spm {
         }
         while let Some((priority, len)) = queue.pop() {
             let at = !(priority as u32);
-            let Symbol {
-                start,
-                len: left_len,
-                prev,
-                next,
-            } = symbols[at as usize];
+            let Symbol { start, len: left_len, prev, next } = symbols[at as usize];
             // Either symbol may have grown or gone since the pair was queued.
             if left_len == 0 || next == NONE || left_len + symbols[next as usize].len != len {
                 continue;
             }
             let after = symbols[next as usize].next;
             symbols[next as usize].len = 0;
-            symbols[at as usize] = Symbol {
-                start,
-                len,
-                prev,
-                next: after,
-            };
+            symbols[at as usize] = Symbol { start, len, prev, next: after };
             if after != NONE {
                 symbols[after as usize].prev = at;
             }
@@ -124,9 +104,7 @@ impl Spm {
         let mut after_unknown = false;
         let mut at = if symbols.is_empty() { NONE } else { 0 };
         while at != NONE {
-            let Symbol {
-                start, len, next, ..
-            } = symbols[at as usize];
+            let Symbol { start, len, next, .. } = symbols[at as usize];
             let bytes = &text[start as usize..(start + len) as usize];
             let known = vocab.find_plain(bytes);
             let spelled = known.is_some() || bytes.iter().all(|&b| self.bytes[b as usize] != NONE);
@@ -142,16 +120,8 @@ impl Spm {
     }
 
     /// The merge of symbol `left` with the one after it, if that makes a token.
-    fn candidate(
-        &self,
-        vocab: &Vocab,
-        text: &[u8],
-        symbols: &[Symbol],
-        left: u32,
-    ) -> Option<Candidate> {
-        let Symbol {
-            start, len, next, ..
-        } = symbols[left as usize];
+    fn candidate(&self, vocab: &Vocab, text: &[u8], symbols: &[Symbol], left: u32) -> Option<Candidate> {
+        let Symbol { start, len, next, .. } = symbols[left as usize];
         if next == NONE {
             return None;
         }
@@ -165,11 +135,7 @@ impl Spm {
 /// A number that orders as the score does (the bits of a float, with the negative ones turned round).
 fn ascending(score: f32) -> u32 {
     let bits = (score + 0.0).to_bits(); // −0 and 0 are the same score
-    if bits >> 31 == 0 {
-        bits | 1 << 31
-    } else {
-        !bits
-    }
+    if bits >> 31 == 0 { bits | 1 << 31 } else { !bits }
 }
 
 /// One symbol for each character; a byte that is not UTF-8 is one by itself.
@@ -177,11 +143,7 @@ fn characters(text: &[u8]) -> Vec<Symbol> {
     let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
     let mut start = 0;
     for chunk in text.utf8_chunks() {
-        let lens = chunk
-            .valid()
-            .chars()
-            .map(char::len_utf8)
-            .chain(chunk.invalid().iter().map(|_| 1));
+        let lens = chunk.valid().chars().map(char::len_utf8).chain(chunk.invalid().iter().map(|_| 1));
         for len in lens {
             let at = symbols.len() as u32;
             symbols.push(Symbol {
@@ -216,10 +178,7 @@ pub(super) fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
 
 /// Whether ordinary text can become this token.
 pub(super) fn is_plain(kind: TokenKind) -> bool {
-    matches!(
-        kind,
-        TokenKind::Normal | TokenKind::Unused | TokenKind::UserDefined
-    )
+    matches!(kind, TokenKind::Normal | TokenKind::Unused | TokenKind::UserDefined)
 }
 
 #[cfg(test)]
@@ -252,9 +211,7 @@ mod tests {
     fn texts((vocab, spm): &(Vocab, Spm), text: &[u8]) -> Vec<String> {
         let mut ids = Vec::new();
         spm.encode(vocab, text, Some(0), &mut ids);
-        ids.iter()
-            .map(|&id| String::from_utf8_lossy(vocab.text(id)).into_owned())
-            .collect()
+        ids.iter().map(|&id| String::from_utf8_lossy(vocab.text(id)).into_owned()).collect()
     }
 
     const TOKENS: [(&str, f32); 8] = [
@@ -290,10 +247,7 @@ mod tests {
         let vocab = spm(&TOKENS, true, false);
         assert_eq!(texts(&vocab, "é".as_bytes()), ["<0xC3>", "<0xA9>"]);
         assert_eq!(texts(&vocab, b"\xE6ab\xAD"), ["<0xE6>", "ab", "<0xAD>"]);
-        assert_eq!(
-            texts(&vocab, b"\xED\xA0\x80\xFF"),
-            ["<0xED>", "<0xA0>", "<0x80>", "<0xFF>"]
-        );
+        assert_eq!(texts(&vocab, b"\xED\xA0\x80\xFF"), ["<0xED>", "<0xA0>", "<0x80>", "<0xFF>"]);
         assert!(texts(&vocab, b"").is_empty());
     }
 
@@ -302,10 +256,7 @@ mod tests {
         let vocab = spm(&TOKENS, false, true);
         assert_eq!(vocab.1.missing_bytes(), 256);
         assert_eq!(texts(&vocab, "你\n".as_bytes()), ["▁", "<unk>"]);
-        assert_eq!(
-            texts(&vocab, "你a你".as_bytes()),
-            ["▁", "<unk>", "a", "<unk>"]
-        );
+        assert_eq!(texts(&vocab, "你a你".as_bytes()), ["▁", "<unk>", "a", "<unk>"]);
         let mut ids = Vec::new();
         vocab.1.encode(&vocab.0, "你a".as_bytes(), None, &mut ids);
         assert_eq!(ids.len(), 2);
@@ -319,20 +270,8 @@ mod tests {
 
     #[test]
     fn scores_order_as_numbers() {
-        let ordered = [
-            f32::NEG_INFINITY,
-            -1e9,
-            -1.0,
-            -0.0,
-            1e-40,
-            2.0,
-            f32::INFINITY,
-        ];
-        assert!(
-            ordered
-                .windows(2)
-                .all(|w| ascending(w[0]) < ascending(w[1]))
-        );
+        let ordered = [f32::NEG_INFINITY, -1e9, -1.0, -0.0, 1e-40, 2.0, f32::INFINITY];
+        assert!(ordered.windows(2).all(|w| ascending(w[0]) < ascending(w[1])));
         assert_eq!(ascending(-0.0), ascending(0.0));
     }
 

@@ -61,14 +61,8 @@ impl Slots {
     /// fails, the usual kind, takes 2.5 probes.
     pub(super) fn new(count: usize, below: usize) -> Slots {
         // One more than the entries need: no slot in use looks like a free one.
-        let entry_mask = u32::MAX
-            .checked_shr((below as u32).leading_zeros())
-            .unwrap_or(0);
-        Slots {
-            slots: vec![NONE; (count * 2).max(1)],
-            entry_mask,
-            hasher: RandomState::new(),
-        }
+        let entry_mask = u32::MAX.checked_shr((below as u32).leading_zeros()).unwrap_or(0);
+        Slots { slots: vec![NONE; (count * 2).max(1)], entry_mask, hasher: RandomState::new() }
     }
 
     /// The hash to pass to `find` and `enter`.
@@ -85,12 +79,7 @@ impl Slots {
     ///
     /// # Panics
     /// If more entries are added than there was room asked for, twice over.
-    pub(super) fn enter(
-        &mut self,
-        hash: u64,
-        entry: u32,
-        equal: impl FnMut(u32) -> bool,
-    ) -> Option<u32> {
+    pub(super) fn enter(&mut self, hash: u64, entry: u32, equal: impl FnMut(u32) -> bool) -> Option<u32> {
         match self.walk(hash, equal) {
             Ok(found) => Some(found),
             Err(free) => {
@@ -195,17 +184,10 @@ impl Vocab {
 
     /// Builds both indices; `plain(id)` tells whether ordinary text may become that token. Of tokens with one text the
     /// lowest id is found. Returns the first two ids that share a text.
-    pub(super) fn index(
-        &mut self,
-        mut plain: impl FnMut(u32, TokenKind) -> bool,
-    ) -> Option<(u32, u32)> {
+    pub(super) fn index(&mut self, mut plain: impl FnMut(u32, TokenKind) -> bool) -> Option<(u32, u32)> {
         self.blob.shrink_to_fit();
-        let is_special = |kind| {
-            matches!(
-                kind,
-                TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined
-            )
-        };
+        let is_special =
+            |kind| matches!(kind, TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined);
         let (mut plains, mut specials) = (0, 0);
         for (id, &kind) in self.kinds.iter().enumerate() {
             plains += usize::from(plain(id as u32, kind));
@@ -247,11 +229,7 @@ impl Vocab {
     /// If there is no such token.
     pub(super) fn text(&self, id: u32) -> &[u8] {
         let id = id as usize;
-        let start = if id == 0 {
-            0
-        } else {
-            self.ends[id - 1] as usize
-        };
+        let start = if id == 0 { 0 } else { self.ends[id - 1] as usize };
         &self.blob[start..self.ends[id] as usize]
     }
 
@@ -264,14 +242,12 @@ impl Vocab {
         if text.len() > self.longest {
             return None;
         }
-        self.plain
-            .find(self.plain.hash(text), |id| self.text(id) == text)
+        self.plain.find(self.plain.hash(text), |id| self.text(id) == text)
     }
 
     /// The control, unknown or user-defined token with this text.
     pub(super) fn find_special(&self, text: &[u8]) -> Option<u32> {
-        self.special
-            .find(self.special.hash(text), |id| self.text(id) == text)
+        self.special.find(self.special.hash(text), |id| self.text(id) == text)
     }
 
     /// Bytes on the heap.
@@ -308,11 +284,8 @@ mod tests {
 
     #[test]
     fn plain_and_special_texts_are_kept_apart() {
-        let (vocab, duplicate) = vocab(&[
-            (b"<s>", TokenKind::Control),
-            (b"<s>", TokenKind::Normal),
-            (b"", TokenKind::Normal),
-        ]);
+        let (vocab, duplicate) =
+            vocab(&[(b"<s>", TokenKind::Control), (b"<s>", TokenKind::Normal), (b"", TokenKind::Normal)]);
         assert_eq!(duplicate, None);
         assert_eq!(vocab.find_special(b"<s>"), Some(0));
         assert_eq!(vocab.find_plain(b"<s>"), Some(1));
@@ -323,30 +296,21 @@ mod tests {
 
     #[test]
     fn the_lowest_of_equal_tokens_is_found() {
-        let (vocab, duplicate) = vocab(&[
-            (b"x", TokenKind::Normal),
-            (b"in", TokenKind::Normal),
-            (b"in", TokenKind::Normal),
-        ]);
+        let (vocab, duplicate) =
+            vocab(&[(b"x", TokenKind::Normal), (b"in", TokenKind::Normal), (b"in", TokenKind::Normal)]);
         assert_eq!(duplicate, Some((1, 2)));
         assert_eq!(vocab.find_plain(b"in"), Some(1));
     }
 
     #[test]
     fn rewriting_shortens_in_place() {
-        let (mut vocab, _) = vocab(&[
-            (b"abc", TokenKind::Normal),
-            (b"keep", TokenKind::Control),
-            (b"xyz", TokenKind::Normal),
-        ]);
+        let (mut vocab, _) =
+            vocab(&[(b"abc", TokenKind::Normal), (b"keep", TokenKind::Control), (b"xyz", TokenKind::Normal)]);
         vocab.rewrite(|id, text, out| {
             out.extend_from_slice(&text[..1]);
             id != 1
         });
-        assert_eq!(
-            [vocab.text(0), vocab.text(1), vocab.text(2)],
-            [&b"a"[..], b"keep", b"x"]
-        );
+        assert_eq!([vocab.text(0), vocab.text(1), vocab.text(2)], [&b"a"[..], b"keep", b"x"]);
     }
 
     #[test]
@@ -359,10 +323,7 @@ mod tests {
             }
             for entry in entries {
                 assert_eq!(slots.find(slots.hash(&entry), |e| e == entry), Some(entry));
-                assert_eq!(
-                    slots.enter(slots.hash(&entry), entry, |e| e == entry),
-                    Some(entry)
-                );
+                assert_eq!(slots.enter(slots.hash(&entry), entry, |e| e == entry), Some(entry));
             }
             assert_eq!(slots.find(slots.hash(&u32::MAX), |_| false), None);
         }

@@ -27,10 +27,7 @@ pub fn mixed() -> Spec {
         ("ffn_up.weight", TensorType::Q5_0),
         ("ffn_down.weight", TensorType::F16),
     ];
-    Spec {
-        overrides: types.map(|(name, ty)| (name.to_owned(), ty)).to_vec(),
-        ..Spec::tiny(TensorType::Q6_K)
-    }
+    Spec { overrides: types.map(|(name, ty)| (name.to_owned(), ty)).to_vec(), ..Spec::tiny(TensorType::Q6_K) }
 }
 
 /// SmolLM2-135M-Instruct Q4_1: SLUICE_MODEL, or where `cargo xtask fetch` puts it.
@@ -38,11 +35,7 @@ pub fn mixed() -> Spec {
 /// None when it was not fetched and SLUICE_MODEL does not promise it: `cargo xtask ci` does, so that there a missing
 /// model is a failure.
 pub fn smollm2() -> Option<PathBuf> {
-    let var = |name| {
-        std::env::var_os(name)
-            .filter(|v| !v.is_empty())
-            .map(PathBuf::from)
-    };
+    let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let path = var("SLUICE_MODEL").or_else(|| {
         let cache = var("SLUICE_CACHE")
             .or_else(|| Some(var("XDG_CACHE_HOME")?.join("sluice")))
@@ -52,15 +45,8 @@ pub fn smollm2() -> Option<PathBuf> {
     if path.is_file() {
         return Some(path);
     }
-    assert!(
-        !required("model"),
-        "{} is missing; run cargo xtask fetch",
-        path.display()
-    );
-    eprintln!(
-        "SKIPPED: {} is missing; run cargo xtask fetch",
-        path.display()
-    );
+    assert!(!required("model"), "{} is missing; run cargo xtask fetch", path.display());
+    eprintln!("SKIPPED: {} is missing; run cargo xtask fetch", path.display());
     None
 }
 
@@ -71,7 +57,5 @@ pub fn required(what: &str) -> bool {
 
 /// A file of this crate's test data.
 pub fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/data")
-        .join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
 }

@@ -83,10 +83,7 @@ fn both_halves(heads: &[[u8; 4]; TILE]) -> (__m256, __m256) {
     let second = _mm256_srli_epi32::<16>(pairs);
     // Packing works within halves of the register: 0..4 and 4..8 of the first stand in quarters 0 and 2.
     let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(first, second));
-    let (first, second) = (
-        _mm256_castsi256_si128(packed),
-        _mm256_extracti128_si256::<1>(packed),
-    );
+    let (first, second) = (_mm256_castsi256_si128(packed), _mm256_extracti128_si256::<1>(packed));
     (_mm256_cvtph_ps(first), _mm256_cvtph_ps(second))
 }
 
@@ -94,11 +91,7 @@ fn both_halves(heads: &[[u8; 4]; TILE]) -> (__m256, __m256) {
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn scales_of_eight(heads: &[[u8; 4]; TILE], has_min: bool) -> (__m256, __m256) {
-    if has_min {
-        both_halves(heads)
-    } else {
-        (first_halves(heads), _mm256_setzero_ps())
-    }
+    if has_min { both_halves(heads) } else { (first_halves(heads), _mm256_setzero_ps()) }
 }
 
 /// The scale and, if there is one, the minimum of one block, in all lanes.
@@ -107,14 +100,7 @@ pub(super) fn scales_of_eight(heads: &[[u8; 4]; TILE], has_min: bool) -> (__m256
 pub(super) fn scales_of_one(head: [u8; 4], has_min: bool) -> (__m256, __m256) {
     let scale = _mm_set1_epi16(i16::from_le_bytes([head[0], head[1]]));
     let min = _mm_set1_epi16(i16::from_le_bytes([head[2], head[3]]));
-    (
-        _mm256_cvtph_ps(scale),
-        if has_min {
-            _mm256_cvtph_ps(min)
-        } else {
-            _mm256_setzero_ps()
-        },
-    )
+    (_mm256_cvtph_ps(scale), if has_min { _mm256_cvtph_ps(min) } else { _mm256_setzero_ps() })
 }
 
 /// What a tile has gathered so far: `acc` and `accm` of `scalar`, for eight results.
@@ -128,10 +114,7 @@ impl Sums {
     #[inline]
     #[target_feature(enable = "avx2")]
     pub(super) fn new() -> Self {
-        Self {
-            acc: _mm256_setzero_ps(),
-            accm: _mm256_setzero_ps(),
-        }
+        Self { acc: _mm256_setzero_ps(), accm: _mm256_setzero_ps() }
     }
 
     /// Adds d·dx·S of a block to each lane.

@@ -14,9 +14,7 @@ use core::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
 use self::per_32::Per32;
 use self::per_256::Per256;
 use crate::acts::Acts;
-use crate::blocks::{
-    BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
-};
+use crate::blocks::{BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0};
 use crate::format::Format;
 use crate::isa::Portable;
 use crate::numbers::f16_to_f32;
@@ -55,10 +53,7 @@ pub(super) fn decode_f16(halves: &[[u8; 2]], out: &mut [f32]) {
     for (halves, out) in groups.iter().zip(out_groups) {
         // SAFETY: reads the 16 bytes of `halves` and writes the 8 singles of `out`, at any alignment.
         unsafe {
-            _mm256_storeu_ps(
-                out.as_mut_ptr(),
-                _mm256_cvtph_ps(_mm_loadu_si128(halves.as_ptr().cast())),
-            )
+            _mm256_storeu_ps(out.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(halves.as_ptr().cast())))
         };
     }
     for (&half, out) in tail.iter().zip(&mut out[whole..]) {

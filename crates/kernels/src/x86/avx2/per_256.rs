@@ -66,15 +66,12 @@ fn scales_and_mins(packed: &[u8; 12]) -> (__m256i, __m256i) {
     const LOW_SIX: u32 = 0x3f3f_3f3f;
     const LOW_FOUR: u32 = 0x0f0f_0f0f;
     const LOW_TWO: u32 = 0x0303_0303;
-    let word = |at: usize| {
-        u32::from_le_bytes([packed[at], packed[at + 1], packed[at + 2], packed[at + 3]])
-    };
+    let word = |at: usize| u32::from_le_bytes([packed[at], packed[at + 1], packed[at + 2], packed[at + 3]]);
     let (scales, mins, rest) = (word(0), word(4), word(8));
     let high_scales = rest & LOW_FOUR | (scales >> 6 & LOW_TWO) << 4;
     let high_mins = rest >> 4 & LOW_FOUR | (mins >> 6 & LOW_TWO) << 4;
-    let join = |low: u32, high: u32| {
-        _mm_cvtsi64_si128((u64::from(low & LOW_SIX) | u64::from(high) << 32) as i64)
-    };
+    let join =
+        |low: u32, high: u32| _mm_cvtsi64_si128((u64::from(low & LOW_SIX) | u64::from(high) << 32) as i64);
     let (scales, mins) = (join(scales, high_scales), join(mins, high_mins));
     let scales = _mm256_broadcastsi128_si256(_mm_cvtepu8_epi16(scales));
     let mins = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(mins, mins));
@@ -95,11 +92,7 @@ impl Wide for BlockQ4K {
             q[2 * pair] = _mm256_and_si256(bytes, low);
             q[2 * pair + 1] = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low);
         }
-        Weights {
-            q,
-            scales: spread_all(scales),
-            per_16,
-        }
+        Weights { q, scales: spread_all(scales), per_16 }
     }
 
     #[inline(always)]
@@ -136,14 +129,9 @@ impl Wide for BlockQ5K {
             let second = _mm256_and_si256(_mm256_slli_epi16::<3>(high), fifth);
             high = _mm256_srli_epi16::<2>(high);
             q[2 * pair] = _mm256_or_si256(_mm256_and_si256(bytes, low), first);
-            q[2 * pair + 1] =
-                _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low), second);
+            q[2 * pair + 1] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low), second);
         }
-        Weights {
-            q,
-            scales: spread_all(scales),
-            per_16,
-        }
+        Weights { q, scales: spread_all(scales), per_16 }
     }
 
     #[inline(always)]
@@ -165,10 +153,7 @@ impl Wide for BlockQ6K {
         let (low, two) = (_mm256_set1_epi8(15), _mm256_set1_epi8(0x30));
         let mut q = [_mm256_setzero_si256(); 8];
         for half in 0..2 {
-            let (first, second) = (
-                load(part(&self.ql, 2 * half)),
-                load(part(&self.ql, 2 * half + 1)),
-            );
+            let (first, second) = (load(part(&self.ql, 2 * half)), load(part(&self.ql, 2 * half + 1)));
             let high = load(part(&self.qh, half));
             let tops = [
                 _mm256_slli_epi16::<4>(high),
@@ -176,12 +161,7 @@ impl Wide for BlockQ6K {
                 high,
                 _mm256_srli_epi16::<2>(high),
             ];
-            let bottoms = [
-                first,
-                second,
-                _mm256_srli_epi16::<4>(first),
-                _mm256_srli_epi16::<4>(second),
-            ];
+            let bottoms = [first, second, _mm256_srli_epi16::<4>(first), _mm256_srli_epi16::<4>(second)];
             for group in 0..4 {
                 q[4 * half + group] = _mm256_or_si256(
                     _mm256_and_si256(bottoms[group], low),
@@ -189,11 +169,7 @@ impl Wide for BlockQ6K {
                 );
             }
         }
-        Weights {
-            q,
-            scales: spread_all(table),
-            per_16: _mm256_cvtepi8_epi16(scales),
-        }
+        Weights { q, scales: spread_all(table), per_16: _mm256_cvtepi8_epi16(scales) }
     }
 
     #[inline(always)]
@@ -212,11 +188,7 @@ fn products<B: Wide>(w: &Weights, a: &[i8; 256], a_sums: &[i16; 16]) -> (__m256i
         s = _mm256_add_epi32(s, _mm256_madd_epi16(pairs, w.scales[k]));
     }
     let m = _mm256_madd_epi16(w.per_16, load(a_sums));
-    if B::HAS_MIN {
-        (s, m)
-    } else {
-        (_mm256_sub_epi32(s, _mm256_slli_epi32::<5>(m)), m)
-    }
+    if B::HAS_MIN { (s, m) } else { (_mm256_sub_epi32(s, _mm256_slli_epi32::<5>(m)), m) }
 }
 
 /// The tiles of a format.
@@ -234,13 +206,7 @@ impl<B: Wide> Tiles for Per256<B> {
     // Lanes without a row repeat the last one.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn rows(
-        w: &[B],
-        blocks: usize,
-        form: &Form<i16>,
-        tokens: usize,
-        token: usize,
-    ) -> [f32; TILE] {
+    unsafe fn rows(w: &[B], blocks: usize, form: &Form<i16>, tokens: usize, token: usize) -> [f32; TILE] {
         let last = w.len() / blocks - 1;
         let mut rows = [w; TILE];
         for r in 0..TILE {
@@ -252,10 +218,7 @@ impl<B: Wide> Tiles for Per256<B> {
         let mut next = w.as_ptr_range().end;
         let mut sums = Sums::new();
         for (block, (a, a_sums)) in a.iter().zip(a_sums).enumerate() {
-            let (mut s, mut m) = (
-                [_mm256_setzero_si256(); TILE],
-                [_mm256_setzero_si256(); TILE],
-            );
+            let (mut s, mut m) = ([_mm256_setzero_si256(); TILE], [_mm256_setzero_si256(); TILE]);
             let mut heads = [[0; 4]; TILE];
             prefetch::<B>(next);
             next = next.wrapping_add(TILE);
@@ -291,10 +254,7 @@ impl<B: Wide> Tiles for Per256<B> {
         for (block, w) in w.iter().enumerate() {
             // SAFETY: the features are those of this function.
             let weights = unsafe { w.weights() };
-            let (mut s, mut m) = (
-                [_mm256_setzero_si256(); TILE],
-                [_mm256_setzero_si256(); TILE],
-            );
+            let (mut s, mut m) = ([_mm256_setzero_si256(); TILE], [_mm256_setzero_si256(); TILE]);
             for t in 0..TILE {
                 let at = starts[t] + block;
                 (s[t], m[t]) = products::<B>(&weights, &q[at], &q_sums[at]);

@@ -45,12 +45,7 @@ fn nibbles(qs: &[u8; 16]) -> __m256i {
 #[target_feature(enable = "avx2")]
 fn fifth_bits(qh: &[u8; 4]) -> __m256i {
     // Byte i/8 of the mask to every byte i, then the bit of its own in each.
-    let spread = _mm256_setr_epi64x(
-        0,
-        0x0101_0101_0101_0101,
-        0x0202_0202_0202_0202,
-        0x0303_0303_0303_0303,
-    );
+    let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
     let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(i32::from_le_bytes(*qh)), spread);
     let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
     let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
@@ -184,13 +179,7 @@ impl<B: Wide> Tiles for Per32<B> {
     // Lanes without a row repeat the last one.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn rows(
-        w: &[B],
-        blocks: usize,
-        form: &Form<i32>,
-        tokens: usize,
-        token: usize,
-    ) -> [f32; TILE] {
+    unsafe fn rows(w: &[B], blocks: usize, form: &Form<i32>, tokens: usize, token: usize) -> [f32; TILE] {
         let last = w.len() / blocks - 1;
         let mut rows = [w; TILE];
         for r in 0..TILE {
@@ -214,10 +203,7 @@ impl<B: Wide> Tiles for Per32<B> {
             }
             let (d, m) = scales_of_eight(&heads, B::HAS_MIN);
             let at = block * tokens + token;
-            let (dx, a_sum) = (
-                _mm256_set1_ps(form.scales[at]),
-                _mm256_set1_epi32(form.sums[at]),
-            );
+            let (dx, a_sum) = (_mm256_set1_ps(form.scales[at]), _mm256_set1_epi32(form.sums[at]));
             add::<B>(&mut sums, d, m, dx, sum_each(&s), a_sum);
         }
         sums.results()

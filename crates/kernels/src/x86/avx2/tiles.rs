@@ -43,12 +43,7 @@ pub(super) trait Tiles {
     ///
     /// # Safety
     /// The CPU must have AVX2, FMA and F16C.
-    unsafe fn tokens(
-        w: &[Self::Block],
-        form: &Self::Form,
-        tokens: usize,
-        first: usize,
-    ) -> [f32; TILE];
+    unsafe fn tokens(w: &[Self::Block], form: &Self::Form, tokens: usize, first: usize) -> [f32; TILE];
 }
 
 /// y = W·x for one format.
@@ -56,17 +51,10 @@ pub(super) trait Tiles {
 pub(super) fn matmul<T: Tiles>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
     let (tokens, form, blocks) = (x.tokens(), T::form(x), x.cols() / T::LEN);
     let left_over = tokens % TILE;
-    let tiled = if left_over < TOKENS_FOR_TILE {
-        tokens - left_over
-    } else {
-        tokens
-    };
+    let tiled = if left_over < TOKENS_FOR_TILE { tokens - left_over } else { tokens };
     let all = blocks_of::<T::Block>(w);
     let some_rows = (ROWS_BYTES / w.row_bytes()).max(1);
-    for (w, y) in all
-        .chunks(some_rows * blocks)
-        .zip(y.chunks_mut(some_rows * tokens))
-    {
+    for (w, y) in all.chunks(some_rows * blocks).zip(y.chunks_mut(some_rows * tokens)) {
         for first in (0..tiled).step_by(TILE) {
             for (row, y) in w.chunks_exact(blocks).zip(y.chunks_exact_mut(tokens)) {
                 // SAFETY: the features are those of this function.
