@@ -2,11 +2,11 @@
 
 use core::arch::x86_64::*;
 
-use super::lanes::{load_ps, prefetch};
-use super::tiles::TILE;
+use super::lanes::load_ps;
 use crate::acts::Acts;
 use crate::numbers::{LANES, bf16_to_f32, canonical, f16_to_f32, padded, sum_lanes};
 use crate::rows::QuantRows;
+use crate::x86::memory::prefetch;
 
 /// How a weight of `N` bytes becomes a single.
 pub(super) trait Decode<const N: usize> {
@@ -74,9 +74,6 @@ const TOGETHER: usize = 4;
 const ROWS: usize = 3;
 const TOKENS: usize = 2;
 
-// What is asked for ahead is counted in tiles of blocks elsewhere; here a "block" is 8 weights.
-const _: () = assert!(TILE * TILE == TOGETHER * LANES);
-
 /// y = W·x for one format.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn matmul<D: Decode<N>, const N: usize>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
@@ -129,11 +126,11 @@ fn tile<D: Decode<N>, const N: usize, const R: usize, const T: usize>(
     let whole = cols - cols % LANES;
     // The bytes after this tile, most likely the next one: asked for in order while these are used, in pieces of the 16
     // weights of 4 rows that a round of the loop takes.
-    let mut next = weights[R - 1].as_ptr_range().end.cast::<[[u8; N]; TILE]>();
+    let mut next = weights[R - 1].as_ptr_range().end.cast::<[u8; N]>();
     for at in (0..whole).step_by(LANES) {
         if R == TOGETHER {
-            prefetch(next);
-            next = next.wrapping_add(TILE);
+            prefetch::<_, { TOGETHER * LANES }>(next);
+            next = next.wrapping_add(TOGETHER * LANES);
         }
         for r in 0..R {
             let [w_low, w_high] = weights_at::<D, N>(weights[r], at);

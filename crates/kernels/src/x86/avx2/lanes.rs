@@ -3,22 +3,6 @@
 use core::arch::x86_64::*;
 
 use super::tiles::TILE;
-use crate::rows::QuantRows;
-
-/// A block type that may be read in place: `repr(C)`, alignment 1, and any bytes are one.
-///
-/// # Safety
-/// The type must be exactly that; the blocks of `blocks.rs` are, by the assertions there.
-// SAFETY: asks for a promise; each implementation says why it holds.
-pub(super) unsafe trait InPlace: Sized {}
-
-/// All blocks of all rows, as they lie in memory.
-#[inline]
-pub(super) fn blocks_of<B: InPlace>(w: QuantRows<'_>) -> &[B] {
-    let count = w.bytes().len() / size_of::<B>();
-    // SAFETY: `B` has alignment 1 and no invalid bytes, and `count` of them lie within the bytes.
-    unsafe { core::slice::from_raw_parts(w.bytes().as_ptr().cast(), count) }
-}
 
 /// 32 bytes of integers.
 #[inline]
@@ -142,23 +126,5 @@ impl Sums {
         // SAFETY: the array has room for 8 singles.
         unsafe { _mm256_storeu_ps(out.as_mut_ptr(), v) };
         out
-    }
-}
-
-/// Bytes of a line of cache.
-const LINE: usize = 64;
-
-/// Asks for a tile's worth of blocks from `at` on. Where that is no memory of ours, nothing happens.
-#[inline]
-#[target_feature(enable = "avx2")]
-pub(super) fn prefetch<B>(at: *const B) {
-    for line in (0..TILE * size_of::<B>()).step_by(LINE) {
-        let line = at.cast::<i8>().wrapping_add(line);
-        #[allow(unused_unsafe)]
-        // the intrinsic is unsafe in the oldest compiler that we support, safe in later ones
-        // SAFETY: a prefetch reads nothing that the program could see and never faults, whatever the address.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(line)
-        };
     }
 }

@@ -7,12 +7,11 @@
 use core::arch::x86_64::*;
 use core::marker::PhantomData;
 
-use super::lanes::{
-    InPlace, Sums, load, load_half, load_ps, prefetch, scales_of_eight, scales_of_one, sum_each,
-};
+use super::lanes::{Sums, load, load_half, load_ps, scales_of_eight, scales_of_one, sum_each};
 use super::tiles::{TILE, Tiles};
 use crate::acts::{Acts, Form};
 use crate::blocks::{BlockQ4K, BlockQ5K, BlockQ6K};
+use crate::x86::memory::{InPlace, prefetch};
 
 /// A block, unpacked for products.
 pub(super) struct Weights {
@@ -37,12 +36,6 @@ pub(super) trait Wide: InPlace {
     fn head(&self) -> [u8; 4];
 }
 
-// SAFETY: `blocks.rs` asserts size and alignment; the type is byte arrays only.
-unsafe impl InPlace for BlockQ4K {}
-// SAFETY: as above.
-unsafe impl InPlace for BlockQ5K {}
-// SAFETY: as above.
-unsafe impl InPlace for BlockQ6K {}
 
 /// 32 bytes of an array.
 #[inline(always)]
@@ -220,7 +213,7 @@ impl<B: Wide> Tiles for Per256<B> {
         for (block, (a, a_sums)) in a.iter().zip(a_sums).enumerate() {
             let (mut s, mut m) = ([_mm256_setzero_si256(); TILE], [_mm256_setzero_si256(); TILE]);
             let mut heads = [[0; 4]; TILE];
-            prefetch::<B>(next);
+            prefetch::<B, TILE>(next);
             next = next.wrapping_add(TILE);
             for r in 0..TILE {
                 // SAFETY: each row has `blocks` blocks, and so have the activations.

@@ -7,12 +7,11 @@
 use core::arch::x86_64::*;
 use core::marker::PhantomData;
 
-use super::lanes::{
-    InPlace, Sums, load, load_half, load_ps, prefetch, scales_of_eight, scales_of_one, sum_each,
-};
+use super::lanes::{Sums, load, load_half, load_ps, scales_of_eight, scales_of_one, sum_each};
 use super::tiles::{TILE, Tiles};
 use crate::acts::{Acts, Form};
 use crate::blocks::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
+use crate::x86::memory::{InPlace, prefetch};
 
 /// A block of 32 weights, unpacked with AVX2.
 pub(super) trait Wide: InPlace {
@@ -52,16 +51,6 @@ fn fifth_bits(qh: &[u8; 4]) -> __m256i {
     _mm256_and_si256(set, _mm256_set1_epi8(16))
 }
 
-// SAFETY: `blocks.rs` asserts size and alignment; the type is byte arrays only.
-unsafe impl InPlace for BlockQ4_0 {}
-// SAFETY: as above.
-unsafe impl InPlace for BlockQ4_1 {}
-// SAFETY: as above.
-unsafe impl InPlace for BlockQ5_0 {}
-// SAFETY: as above.
-unsafe impl InPlace for BlockQ5_1 {}
-// SAFETY: as above.
-unsafe impl InPlace for BlockQ8_0 {}
 
 impl Wide for BlockQ4_0 {
     const OFFSET: i32 = 8;
@@ -192,7 +181,7 @@ impl<B: Wide> Tiles for Per32<B> {
         for (block, a) in a.iter().enumerate() {
             let mut s = [_mm256_setzero_si256(); TILE];
             let mut heads = [[0; 4]; TILE];
-            prefetch::<B>(next);
+            prefetch::<B, TILE>(next);
             next = next.wrapping_add(TILE);
             for r in 0..TILE {
                 // SAFETY: each row has `blocks` blocks, and so has `a`.

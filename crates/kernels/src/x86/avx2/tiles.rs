@@ -1,8 +1,8 @@
 //! Cuts a product into tiles and walks them so that weights and activations stay in cache.
 
-use super::lanes::{InPlace, blocks_of};
 use crate::acts::Acts;
 use crate::rows::QuantRows;
+use crate::x86::memory::{InPlace, blocks_of};
 
 /// Results in a tile: the singles in a register.
 pub(super) const TILE: usize = 8;

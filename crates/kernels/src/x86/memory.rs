@@ -1,0 +1,55 @@
+//! Blocks in place in memory, and asking for memory ahead of its use.
+
+use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+
+use crate::blocks::{BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0};
+use crate::rows::QuantRows;
+
+/// A block type that may be read in place: `repr(C)`, alignment 1, and any bytes are one.
+///
+/// # Safety
+/// The type must be exactly that; the blocks of `blocks.rs` are, by the assertions there.
+// SAFETY: asks for a promise; each implementation says why it holds.
+pub(super) unsafe trait InPlace: Sized {}
+
+// SAFETY: `blocks.rs` asserts size and alignment; the type is byte arrays only.
+unsafe impl InPlace for BlockQ4_0 {}
+// SAFETY: as above.
+unsafe impl InPlace for BlockQ4_1 {}
+// SAFETY: as above.
+unsafe impl InPlace for BlockQ5_0 {}
+// SAFETY: as above.
+unsafe impl InPlace for BlockQ5_1 {}
+// SAFETY: as above.
+unsafe impl InPlace for BlockQ8_0 {}
+// SAFETY: as above.
+unsafe impl InPlace for BlockQ4K {}
+// SAFETY: as above.
+unsafe impl InPlace for BlockQ5K {}
+// SAFETY: as above.
+unsafe impl InPlace for BlockQ6K {}
+
+/// All blocks of all rows, as they lie in memory.
+#[inline]
+pub(super) fn blocks_of<B: InPlace>(w: QuantRows<'_>) -> &[B] {
+    let count = w.bytes().len() / size_of::<B>();
+    // SAFETY: `B` has alignment 1 and no invalid bytes, and `count` of them lie within the bytes.
+    unsafe { core::slice::from_raw_parts(w.bytes().as_ptr().cast(), count) }
+}
+
+/// Bytes of a line of cache.
+const LINE: usize = 64;
+
+/// Asks for `N` blocks from `at` on. Where that is no memory of ours, nothing happens.
+#[inline(always)]
+pub(super) fn prefetch<B, const N: usize>(at: *const B) {
+    for line in (0..N * size_of::<B>()).step_by(LINE) {
+        let line = at.cast::<i8>().wrapping_add(line);
+        #[allow(unused_unsafe)]
+        // the intrinsic is unsafe in the oldest compiler that we support, safe in later ones
+        // SAFETY: a prefetch reads nothing that the program could see and never faults, whatever the address.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(line)
+        };
+    }
+}
