@@ -26,7 +26,7 @@ pub enum ErrorKind {
     Unavailable,
     /// Options or a schedule that make no sense: the caller is at fault, not the file.
     Usage,
-    /// The stream was stopped from outside, or a worker panicked while it held a loan.
+    /// The stream was stopped from outside, or a worker panicked with a loan or a read in its hands.
     Stopped,
 }
 

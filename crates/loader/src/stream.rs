@@ -247,7 +247,7 @@ impl Stream {
     ) -> MutexGuard<'a, State> {
         if let Place::Submitted(ticket) = std::mem::replace(state.place(position, step), Place::Awaited) {
             drop(state);
-            let outcome = self.backend.wait(ticket);
+            let outcome = self.call(|backend| backend.wait(ticket));
             state = lock(&self.state);
             self.land(&mut state, position, step, outcome);
         }
@@ -261,7 +261,7 @@ impl Stream {
             match self.next(&mut state) {
                 Ok(Some((position, step, slot, range))) => {
                     drop(state);
-                    let ticket = self.backend.submit(slot, range);
+                    let ticket = self.call(|backend| backend.submit(slot, range));
                     state = lock(&self.state);
                     *state.place(position, step) = Place::Submitted(ticket);
                     state.unread.push_back((position, step));
@@ -340,6 +340,13 @@ impl Stream {
                 self.break_off(state, error);
             }
         }
+    }
+
+    /// Calls the backend, without the lock. Should it panic, the stream breaks: nobody would finish this read, and the
+    /// others would wait for it for ever.
+    fn call<R>(&self, call: impl FnOnce(&dyn Backend) -> R) -> R {
+        let _unwinding = Unwinding(self);
+        call(&*self.backend)
     }
 
     /// The first error stays: later ones are mostly its consequences.
@@ -451,9 +458,7 @@ impl Drop for Loan<'_> {
         // Under the lock, so that whoever finds the step done also finds the bytes its own.
         self.filled = None;
         if std::thread::panicking() {
-            let error = Error::new(ErrorKind::Stopped, "go on with the pass")
-                .note("a worker panicked holding a loan");
-            stream.break_off(&mut state, error);
+            stream.break_off(&mut state, panicked());
         }
         let entry = state.entry(self.position);
         entry.returned += 1;
@@ -466,13 +471,28 @@ impl Drop for Loan<'_> {
             // Shared only when a loan was leaked; then its slot is lost rather than read and written at once.
             if let Ok(filled) = Arc::try_unwrap(filled) {
                 drop(state);
-                let slot = stream.backend.release(filled);
+                let slot = stream.call(|backend| backend.release(filled));
                 state = lock(&stream.state);
                 state.free.push(slot);
             }
         }
         drop(stream.submit(state));
     }
+}
+
+/// Breaks the stream when it goes out of scope in a panic.
+struct Unwinding<'a>(&'a Stream);
+
+impl Drop for Unwinding<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.break_off(&mut lock(&self.0.state), panicked());
+        }
+    }
+}
+
+fn panicked() -> Error {
+    Error::new(ErrorKind::Stopped, "go on with the pass").note("a worker panicked")
 }
 
 impl State {

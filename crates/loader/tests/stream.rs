@@ -286,6 +286,78 @@ fn a_panicking_worker_frees_the_others() {
     assert_eq!(*stream.loan(first).unwrap(), expected(range(0, 0, 10)));
 }
 
+/// A lazy backend that panics when it comes to its third read; others wait meanwhile.
+struct Faulty {
+    memory: Memory,
+    reads: AtomicU64,
+}
+
+impl Backend for Faulty {
+    fn slot(&self, capacity: usize) -> sluice_loader::Result<Slot> {
+        self.memory.slot(capacity)
+    }
+
+    fn submit(&self, slot: Slot, range: ByteRange) -> Ticket {
+        self.memory.submit(slot, range)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<Filled, Failed> {
+        if self.reads.fetch_add(1, Ordering::Relaxed) == 2 {
+            // Long enough for the other worker to finish its own read and to wait for this one.
+            thread::sleep(Duration::from_millis(20));
+            std::panic::resume_unwind(Box::new(()));
+        }
+        self.memory.wait(ticket)
+    }
+
+    fn release(&self, filled: Filled) -> Slot {
+        self.memory.release(filled)
+    }
+
+    fn read(&self, range: ByteRange, into: &mut [u8]) -> sluice_loader::Result<Traffic> {
+        self.memory.read(range, into)
+    }
+
+    fn depth(&self) -> usize {
+        0
+    }
+
+    fn name(&self) -> &'static str {
+        "faulty"
+    }
+
+    fn describe(&self) -> String {
+        "faulty".to_owned()
+    }
+}
+
+#[test]
+fn a_panic_in_a_backend_frees_the_others() {
+    let memory = Memory::new(vec![expected(range(0, 0, LENGTH as usize))]);
+    let step = |i: u32| Step { range: range(0, u64::from(i) * 10, 10), loans: 2, resident: i == 3 };
+    let schedule = Schedule::new((0..4).map(step).collect(), vec![(0..4).collect()]).unwrap();
+    let faulty = Faulty { memory, reads: AtomicU64::new(0) };
+    let stream = Arc::new(Stream::new(Arc::new(faulty), schedule, 2).unwrap());
+    stream.announce(0);
+    let (say, hear) = mpsc::channel();
+    let workers = [0, 1].map(|_| {
+        let (stream, say) = (Arc::clone(&stream), say.clone());
+        thread::spawn(move || {
+            let walk = || (0..4).try_for_each(|position| stream.loan(position).map(drop));
+            let end = catch_unwind(AssertUnwindSafe(walk));
+            say.send(end.map(|end| end.map_err(|error| error.kind())).map_err(drop)).unwrap();
+        })
+    });
+    let mut ends = [0, 1].map(|_| hear.recv_timeout(STUCK).expect("nobody waits for ever"));
+    ends.sort_by_key(Result::is_err);
+    assert_eq!(ends, [Ok(Err(ErrorKind::Stopped)), Err(())]);
+    workers.into_iter().for_each(|worker| worker.join().unwrap());
+    let mut stream = Arc::into_inner(stream).expect("the workers are gone");
+    stream.rewind().unwrap();
+    let first = stream.announce(0);
+    assert_eq!(*stream.loan(first).unwrap(), expected(range(0, 0, 10)));
+}
+
 #[test]
 fn the_memory_of_a_leaked_loan_is_never_lent_again() {
     let (memory, mut stream) = simple(1, 4);

@@ -7,9 +7,9 @@ use sluice_kernels::RopeStyle;
 
 use crate::error::{Error, Result};
 
-/// More layers, heads or columns than any model has; beyond them a count is a broken file, and refusing here
+/// More layers, heads, rows or columns than any model has; beyond them a count is a broken file, and refusing here
 /// keeps every product below far from overflow.
-const MOST: u64 = 1 << 24;
+pub(crate) const MOST: u64 = 1 << 24;
 
 /// Shape and constants of a Llama-family model. Sizes are in elements unless a name says otherwise.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,6 +86,16 @@ impl Config {
         let keys = Keys { gguf, path, arch: &arch };
         keys.refuse_experts()?;
         let layers = keys.count("block_count")?;
+        // Vectors are made by this count, so the file must bear it out; that each layer is whole is seen later.
+        let tensors = gguf.tensors().len();
+        if layers > tensors {
+            return Err(keys.wrong(
+                "block_count",
+                format!(
+                    "found {layers} layers, but the file has only {tensors} tensors; every layer has several"
+                ),
+            ));
+        }
         let dim = keys.count("embedding_length")?;
         let heads = keys.count("attention.head_count")?;
         let kv_heads = keys.kv_heads(layers, heads)?;

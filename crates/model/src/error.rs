@@ -85,7 +85,7 @@ pub enum Error {
     },
 
     /// The machine refused something: a thread, a file of the kernel's.
-    #[error("{what}: {source}")]
+    #[error("{}: {source}", escape(what.as_bytes()))]
     Machine {
         /// What was asked for.
         what: String,
@@ -144,6 +144,7 @@ mod tests {
             Error::tensor(bad, "t\n"),
             Error::NonFinite { path: bad.into(), position: 1, id: 2, value: f32::NAN },
             Error::Stream(read),
+            Error::Machine { what: bad.display().to_string(), source: std::io::Error::other("no") },
         ] {
             let line = error.to_string();
             assert!(line.contains(shown) && !line.contains(char::is_control), "{line:?}");

@@ -50,11 +50,6 @@ impl Llama {
         let config = Config::read(gguf)?;
         let mut find = Finder::new(gguf, isa);
         let embedding = find.matrix("token_embd.weight", None, config.dim)?;
-        let rope = &config.rope;
-        let divisors = find.optional_vector("rope_freqs.weight", rope.dim / 2)?;
-        let freqs = RopeFreqs::new(rope.base, rope.dim, rope.linear_factor, divisors.as_deref())
-            // The metadata was checked before: what is left to be wrong is a divisor.
-            .map_err(|e| Error::tensor(&gguf.paths()[0], format!("tensor rope_freqs.weight: {e}")))?;
         let mut layers = Vec::new();
         for (i, kv_heads) in config.kv_heads.iter().enumerate() {
             layers.push(Layer::find(&mut find, &config, i, *kv_heads)?);
@@ -73,7 +68,13 @@ impl Llama {
             ));
         }
         let bias = find.optional_vector("output.bias", rows)?;
+        let rope = &config.rope;
+        let divisors = find.optional_vector("rope_freqs.weight", rope.dim / 2)?;
         let (table, warnings) = find.finish(config.layers())?;
+        // Not before the layers were found: their shapes bear out the head size, and with it the length made here.
+        let freqs = RopeFreqs::new(rope.base, rope.dim, rope.linear_factor, divisors.as_deref())
+            // The metadata was checked before: what is left to be wrong is a divisor.
+            .map_err(|e| Error::tensor(&gguf.paths()[0], format!("tensor rope_freqs.weight: {e}")))?;
         let output = Output { norm, head: Linear { weight: head, bias }, rows };
         Ok((Self { config, embedding, layers, output, freqs }, table, warnings))
     }

@@ -48,9 +48,6 @@ impl KvFormat {
 
 /// The cache of one sequence.
 pub struct KvCache {
-    format: Format,
-    key_len: usize,
-    value_len: usize,
     layers: Vec<LayerKv>,
 }
 
@@ -95,14 +92,16 @@ impl KvCache {
                 pages: Vec::new(),
             })
             .collect();
-        Ok(Self { format: format.format(), key_len: config.key_len, value_len: config.value_len, layers })
+        Ok(Self { layers })
     }
 
-    /// Bytes that `positions` positions take.
+    /// Bytes that `positions` positions take; the largest number there is where that is more.
     pub fn bytes_for(&self, positions: usize) -> usize {
-        let row = |len| self.format.row_bytes(len).expect("checked in new");
-        let per_head = row(self.key_len) + row(self.value_len);
-        self.layers.iter().map(|l| l.kv_heads * per_head * positions.next_multiple_of(PAGE)).sum()
+        let pages = positions.div_ceil(PAGE);
+        self.layers
+            .iter()
+            .map(|layer| layer.page_bytes().saturating_mul(pages))
+            .fold(0, usize::saturating_add)
     }
 
     /// The part of one layer.
@@ -257,6 +256,7 @@ mod tests {
         assert_eq!(cache.bytes_for(0), 0);
         assert_eq!(cache.bytes_for(1), PAGE * 6 * 96 * 2);
         assert_eq!(cache.bytes_for(PAGE + 1), 2 * PAGE * 6 * 96 * 2);
+        assert_eq!(cache.bytes_for(usize::MAX), usize::MAX, "no number is too large for a note");
         let Err(error) = KvCache::new(&config(48, 48, &[2]), KvFormat::Q8_0) else {
             panic!("48 is no whole block")
         };

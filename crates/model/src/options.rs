@@ -27,7 +27,7 @@ pub enum Placement {
     Stream,
 }
 
-/// Memory, reading, and threads of a session. None of it changes a bit of the result.
+/// Memory, reading, and threads of a session. Nothing but `kv` changes a bit of the result.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Positions in the context; at most the model's own.
@@ -50,7 +50,7 @@ pub struct Options {
     pub prompt_batch: Option<usize>,
     /// How keys and values are stored.
     pub kv: KvFormat,
-    /// Raised by the caller to end a pass between two groups of matrices.
+    /// Raised by the caller to end a pass between two bands; the pass then fails with [`crate::Error::Interrupted`].
     pub cancel: Arc<AtomicBool>,
 }
 

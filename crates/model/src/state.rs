@@ -1,4 +1,4 @@
-//! The activations of a forward pass: every buffer, its shape beside it, allocated once for the largest batch.
+//! The activations of a forward pass: every buffer, its shape beside it, allocated when a batch is the largest so far.
 
 use sluice_kernels::Acts;
 
@@ -31,7 +31,7 @@ pub struct State {
 }
 
 impl State {
-    /// Empty buffers; they grow to the first batch's size and stay.
+    /// Empty buffers; they grow to the largest batch fed and stay.
     pub fn new() -> Self {
         Self {
             x: Vec::new(),
@@ -71,6 +71,10 @@ impl Default for State {
 
 /// A buffer of `len` values to be overwritten; what it holds before is unspecified.
 pub fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.capacity() < len {
+        // A vector that grows by itself takes up to twice as much, and holds both memories while it copies.
+        *buffer = Vec::with_capacity(len);
+    }
     buffer.resize(len, 0.0);
     &mut buffer[..]
 }
@@ -135,6 +139,15 @@ mod tests {
                 assert_eq!(x[t * rows + r], 1.0 + y[r * tokens + t]);
             }
         }
+    }
+
+    #[test]
+    fn buffers_take_what_they_need_and_no_more() {
+        let mut buffer = Vec::new();
+        for len in [1000, 1001, 10, 1001, 1500] {
+            assert_eq!(sized(&mut buffer, len).len(), len);
+        }
+        assert_eq!(buffer.capacity(), 1500);
     }
 
     #[test]

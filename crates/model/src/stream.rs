@@ -192,3 +192,241 @@ fn tasks<'a, 'y: 'a>(
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+    use sluice_kernels::{Format, quantise};
+    use sluice_loader::{Faults, Memory};
+
+    use super::*;
+    use crate::plan::{Cut, Residency};
+    use crate::weights::Matrix;
+
+    /// Far longer than any case takes: only a pass that is stuck gets here.
+    const STUCK: Duration = Duration::from_secs(20);
+
+    /// One random set of matrices and one way to stream them.
+    #[derive(Clone, Debug)]
+    struct Case {
+        /// Per group its width in blocks of 32, and for each matrix its rows and file; the last group is the head.
+        groups: Vec<(usize, Vec<(usize, u16)>)>,
+        cut: Cut,
+        residency: Residency,
+        /// Reads ahead; 0 for lazy.
+        depth: usize,
+        tokens: usize,
+        /// Kind of each pass and what was foreseen to follow it, which need not come.
+        passes: Vec<(bool, Option<bool>)>,
+    }
+
+    fn cases() -> impl Strategy<Value = Case> {
+        let group = |count| (1..3usize, prop::collection::vec((1..70usize, 0..2u16), count));
+        let groups = (prop::collection::vec(group(1..4), 1..4), group(1..2));
+        let cut = (1..4000usize, 1..40usize, 1..4usize, any::<bool>(), any::<bool>());
+        let passes = prop::collection::vec((any::<bool>(), any::<Option<bool>>()), 1..6);
+        (groups, cut, any::<bool>(), 0..4usize, 0..4usize, passes).prop_map(
+            |((mut groups, head), cut, keep_head, depth, tokens, passes)| {
+                groups.push(head);
+                let (chunk_bytes, head_rows, workers, chunk_is_band, keep_layers) = cut;
+                let cut = Cut { chunk_bytes, head_rows, workers, chunk_is_band };
+                let residency = Residency { layers: keep_layers, head: keep_head };
+                Case { groups, cut, residency, depth, tokens, passes }
+            },
+        )
+    }
+
+    fn kind(with_head: bool) -> PassKind {
+        if with_head { PassKind::WithHead } else { PassKind::WithoutHead }
+    }
+
+    /// Matrices in two files, and what a pass over them is to give.
+    struct World {
+        table: Table,
+        groups: Vec<Vec<WeightId>>,
+        files: Vec<Vec<u8>>,
+        isa: Isa,
+    }
+
+    impl World {
+        /// Every other matrix is Q8_0, the rest F32.
+        fn new(case: &Case) -> Self {
+            let mut files = vec![vec![0; 5], vec![0; 77]]; // tensors need not be aligned
+            let (mut matrices, mut groups) = (Vec::new(), Vec::new());
+            for (blocks, members) in &case.groups {
+                let cols = blocks * 32;
+                let mut group = Vec::new();
+                for &(rows, file) in members {
+                    let id = matrices.len();
+                    let format = if id.is_multiple_of(2) { Format::Q8_0 } else { Format::F32 };
+                    let bytes = &mut files[usize::from(file)];
+                    let matrix = Matrix::new("m", format, rows, cols, file, bytes.len() as u64);
+                    for row in 0..rows {
+                        let values: Vec<f32> =
+                            (0..cols).map(|col| ((id * 31 + row * 7 + col * 3) % 19) as f32 - 9.0).collect();
+                        let at = bytes.len();
+                        bytes.resize(at + matrix.row_bytes, 0);
+                        quantise(format, &values, &mut bytes[at..]);
+                    }
+                    matrices.push(matrix);
+                    group.push(WeightId(id as u32));
+                }
+                groups.push(group);
+            }
+            Self { table: Table::new(matrices), groups, files, isa: Isa::scalar() }
+        }
+
+        fn weights(&self, case: &Case, memory: Arc<Memory>, cancel: &Arc<AtomicBool>) -> StreamedWeights<'_> {
+            let all = &self.groups;
+            let recorded = [all.clone(), all[..all.len() - 1].to_vec()];
+            let head = all[all.len() - 1][0];
+            let plan = Plan::new(&recorded, &self.table, head, &case.cut, case.residency);
+            let schedule = plan.schedule(&self.table).expect("a valid schedule");
+            let stream = Stream::new(memory, schedule, case.cut.workers).expect("slots");
+            let team = Arc::new(Team::new(case.cut.workers).expect("threads"));
+            StreamedWeights::new(&self.table, plan, stream, team, self.isa, Arc::clone(cancel))
+        }
+
+        fn memory(&self, depth: usize) -> Arc<Memory> {
+            let memory = Memory::new(self.files.clone());
+            Arc::new(if depth == 0 { memory } else { memory.eager(depth) })
+        }
+
+        /// Walks one pass and compares every product with that of the whole matrix.
+        fn pass(
+            &self,
+            weights: &mut StreamedWeights<'_>,
+            tokens: usize,
+            kind: PassKind,
+            next: Option<PassKind>,
+        ) -> Result<()> {
+            weights.begin(kind, next)?;
+            let count = self.groups.len() - usize::from(kind == PassKind::WithoutHead);
+            for group in &self.groups[..count] {
+                let cols = self.table.get(group[0]).cols;
+                let x: Vec<f32> = (0..tokens * cols).map(|i| (i % 13) as f32 - 6.0).collect();
+                let mut acts = Acts::new();
+                acts.fill(&x, cols);
+                let rows = |id: &WeightId| self.table.get(*id).rows;
+                let mut ys: Vec<Vec<f32>> =
+                    group.iter().map(|id| vec![f32::NAN; rows(id) * tokens]).collect();
+                let mut parts: Vec<&mut [f32]> = ys.iter_mut().map(Vec::as_mut_slice).collect();
+                weights.matmul(group, &mut acts, &mut parts)?;
+                for (id, y) in group.iter().zip(&ys) {
+                    let matrix = self.table.get(*id);
+                    let range = matrix.bytes_of(0..matrix.rows);
+                    let bytes = &self.files[usize::from(range.file.0)][range.offset as usize..][..range.len];
+                    let whole = QuantRows::new(matrix.format, cols, bytes).expect("whole rows");
+                    let mut wanted = vec![0.0; y.len()];
+                    acts.prepare(self.isa, matrix.format);
+                    matmul(self.isa, whole, &acts, &mut wanted);
+                    assert_eq!(*y, wanted, "matrix {id:?}");
+                }
+            }
+            Ok(())
+        }
+    }
+
+    /// Runs `case` on a thread of its own, so that one that is stuck fails.
+    fn in_time(case: impl FnOnce() + Send + 'static) {
+        let (say, hear) = mpsc::channel();
+        let runner = thread::spawn(move || {
+            case();
+            // Nobody listens any more when the time is up.
+            let _ = say.send(());
+        });
+        if hear.recv_timeout(STUCK) == Err(mpsc::RecvTimeoutError::Timeout) {
+            panic!("stuck");
+        }
+        if let Err(panic) = runner.join() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))] // each starts threads
+
+        /// Chunks, bands, slots, files and what was foreseen do not show in the products.
+        #[test]
+        fn products_are_those_of_whole_matrices(case in cases()) {
+            in_time(move || {
+                let world = World::new(&case);
+                let mut weights = world.weights(&case, world.memory(case.depth), &Arc::default());
+                for &(with_head, next) in &case.passes {
+                    world.pass(&mut weights, case.tokens, kind(with_head), next.map(kind)).expect("no faults");
+                }
+            });
+        }
+
+        /// A failing read ends the pass, on all workers, and after a rewind the next pass is whole.
+        #[test]
+        fn failing_reads_end_passes_and_no_more(case in cases(), seed: u64) {
+            in_time(move || {
+                let world = World::new(&case);
+                let memory = world.memory(case.depth);
+                let mut weights = world.weights(&case, memory.clone(), &Arc::default());
+                memory.set_faults(Faults {
+                    seed,
+                    fail_one_in: 9,
+                    delay: Duration::from_micros(30),
+                    ..Faults::default()
+                });
+                for &(with_head, next) in &case.passes {
+                    if let Err(error) = world.pass(&mut weights, case.tokens, kind(with_head), next.map(kind)) {
+                        assert!(matches!(error, Error::Stream(_)), "{error}");
+                        weights.rewind().expect("memory for slots");
+                    }
+                }
+                memory.set_faults(Faults::default());
+                weights.rewind().expect("memory for slots");
+                for with_head in [true, false] {
+                    world.pass(&mut weights, case.tokens, kind(with_head), None).expect("no more faults");
+                }
+            });
+        }
+    }
+
+    /// The worker that sees the flag leaves its band's loan untaken, so that a chunk is never done; the others must
+    /// come to an end nevertheless, with as few slots as there can be.
+    #[test]
+    fn an_interrupt_at_any_moment_leaves_nobody_waiting() {
+        let matrices = |rows| vec![(rows, 0), (rows / 2, 1)];
+        for (workers, depth, chunk_is_band) in [(2, 0, true), (3, 0, false), (2, 1, false), (3, 1, false)] {
+            let case = Case {
+                groups: vec![(1, matrices(64)), (2, matrices(40)), (1, vec![(64, 0)])],
+                cut: Cut { chunk_bytes: 300, head_rows: 8, workers, chunk_is_band },
+                residency: Residency { layers: false, head: false },
+                depth,
+                tokens: 2,
+                passes: Vec::new(),
+            };
+            in_time(move || {
+                let world = World::new(&case);
+                let cancel = Arc::new(AtomicBool::new(false));
+                let mut weights = world.weights(&case, world.memory(depth), &cancel);
+                let mut interrupted = 0;
+                for moment in 0..200u64 {
+                    let outcome = thread::scope(|scope| {
+                        scope.spawn(|| {
+                            thread::sleep(Duration::from_micros(moment * 3));
+                            cancel.store(true, Ordering::Relaxed);
+                        });
+                        world.pass(&mut weights, case.tokens, PassKind::WithHead, Some(PassKind::WithHead))
+                    });
+                    cancel.store(false, Ordering::Relaxed);
+                    if let Err(error) = outcome {
+                        assert!(matches!(error, Error::Interrupted), "{error}");
+                        interrupted += 1;
+                        weights.rewind().expect("memory for slots");
+                    }
+                }
+                assert!(interrupted > 0, "the flag was to be seen");
+                world.pass(&mut weights, case.tokens, PassKind::WithHead, None).expect("the flag is down");
+            });
+        }
+    }
+}

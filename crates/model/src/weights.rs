@@ -10,6 +10,7 @@ use sluice_gguf::{Gguf, TensorInfo};
 use sluice_kernels::{Acts, Format, Isa, QuantRows, dequantise};
 use sluice_loader::{ByteRange, FileIndex};
 
+use crate::config::MOST;
 use crate::error::{Error, Result};
 
 /// Number of a matrix in a [`Table`].
@@ -149,6 +150,13 @@ impl<'a> Finder<'a> {
         };
         let info = self.find(name, &wanted)?;
         let found_rows = info.rows();
+        // A sparse file can claim any shape at no cost; activations, logits and the plan grow with the rows.
+        if found_rows > MOST {
+            return Err(Error::tensor(
+                self.path(),
+                format!("tensor {name} has {found_rows} rows, wanted at most {MOST}"),
+            ));
+        }
         if info.cols() != cols as u64 || rows.is_some_and(|r| found_rows != r as u64) || info.dims().len() > 2
         {
             return Err(Error::tensor(

@@ -130,3 +130,38 @@ fn damage_in_a_norm_is_found_at_load() {
         assert!(message.contains("blk.1.ffn_norm.weight") && message.contains(word), "{message}");
     }
 }
+
+/// Were the count believed until the first missing layer, a file of 1 MB would take 256 MB.
+#[test]
+fn a_count_of_layers_that_the_file_cannot_hold_is_refused_before_memory_is_taken() {
+    let layers = 1u32 << 24;
+    let message = refusal(&Spec::tiny(TensorType::Q8_0), |file| {
+        set(file, "llama.block_count", layers.to_le_bytes());
+    });
+    assert!(
+        ["llama.block_count", "16777216 layers", "21 tensors"].iter().all(|w| message.contains(w)),
+        "{message}"
+    );
+}
+
+/// The tensor is all hole, so the file takes no room; logits of so many rows would.
+#[test]
+fn a_vocabulary_that_only_a_sparse_file_can_hold_is_refused() {
+    let spec = Spec { dim: 32, heads: 1, kv_heads: 1, tied: true, ..Spec::tiny(TensorType::Q4_0) };
+    let mut file = spec.metadata();
+    for tensor in spec.tensors() {
+        let mut dims = tensor.dims.clone();
+        if tensor.name == "token_embd.weight" {
+            dims[1] = 1 << 25;
+        }
+        file.tensor(&tensor.name, tensor.ty, &dims);
+    }
+    let dir = tempfile::TempDir::new().expect("a temporary folder");
+    let path = dir.path().join("sparse.gguf");
+    drop(file.begin(std::fs::File::create(&path).expect("a file")).expect("a header"));
+    // 18 bytes for 32 weights, and the layers beside them.
+    let length = (1u64 << 25) * 18 + (1 << 20);
+    std::fs::OpenOptions::new().write(true).open(&path).and_then(|f| f.set_len(length)).expect("a hole");
+    let message = Model::open(&path).err().expect("too many rows").to_string();
+    assert!(message.contains("token_embd.weight") && message.contains("33554432 rows"), "{message}");
+}
