@@ -36,6 +36,8 @@ pub enum Command {
     Tokenize(Tokenize),
     /// Feed given token ids and print the highest logits after each
     Logits(Logits),
+    /// Measure how fast a prompt is read and text is generated
+    Bench(Bench),
 }
 
 impl Command {
@@ -45,6 +47,7 @@ impl Command {
             Self::Inspect(a) => &a.model,
             Self::Tokenize(a) => &a.model,
             Self::Logits(a) => &a.model,
+            Self::Bench(a) => &a.model,
         }
     }
 
@@ -54,6 +57,7 @@ impl Command {
             Self::Inspect(a) => a.json,
             Self::Tokenize(a) => a.json,
             Self::Logits(a) => a.json,
+            Self::Bench(a) => a.json,
         }
     }
 }
@@ -234,6 +238,26 @@ pub struct Logits {
     pub session: Session,
     /// Print one JSON document
     #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// The GGUF file, or the first of its shards
+    pub model: PathBuf,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "N", default_value = "512", value_parser = at_least_one)]
+    pub prompt_tokens: usize,
+    /// Tokens to generate after it, the first of them by the prompt's pass
+    #[arg(long, value_name = "N", default_value = "64", value_parser = at_least_one)]
+    pub gen_tokens: usize,
+    /// Repetitions that count; one that doesn't goes before them
+    #[arg(long, value_name = "N", default_value = "5", value_parser = at_least_one)]
+    pub reps: usize,
+    #[command(flatten)]
+    pub session: Session,
+    /// Print one JSON document
+    #[arg(long)]
     pub json: bool,
 }
 

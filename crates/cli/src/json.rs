@@ -11,7 +11,7 @@ pub struct ErrorDocument {
     pub exit_code: u8,
 }
 
-/// The document of `run`.
+/// The document of `run` and of `bench`.
 #[derive(Serialize)]
 pub struct RunDocument {
     pub text: String,
@@ -29,6 +29,17 @@ pub struct RunDocument {
     pub io: Io,
     pub cpu: Cpu,
     pub model: ModelInfo,
+    /// Of `bench`: every repetition that counts; the timings above are their medians.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reps: Vec<Rep>,
+}
+
+/// One repetition of `bench`.
+#[derive(Serialize)]
+pub struct Rep {
+    pub prefill_tok_s: f64,
+    /// Null for a single generated token.
+    pub decode_tok_s: Option<f64>,
 }
 
 /// Seconds and rates; null where there was nothing to measure.

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod inspect;
 mod interrupt;
 mod io;
@@ -83,6 +84,7 @@ fn execute(command: &Command, started: Instant) -> Result<ExitCode, Failure> {
         Command::Inspect(args) => inspect::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Logits(args) => logits::run(args),
+        Command::Bench(args) => bench::run(args, started),
     }
 }
 

@@ -87,6 +87,7 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
             model: ModelInfo { name: model.name(), file_bytes: model.file_bytes() },
             text: outcome.text,
             ids: outcome.ids,
+            reps: Vec::new(),
         })?;
     }
     told.iter().for_each(|line| note(line));

@@ -164,6 +164,15 @@ impl<'m> Session<'m> {
         self.context
     }
 
+    /// Goes back to position 0, for another text. Weights that are resident stay, and so does the memory of the cache.
+    ///
+    /// # Errors
+    /// When reads that are under way cannot be brought to an end.
+    pub fn restart(&mut self) -> Result<()> {
+        self.position = 0;
+        self.weights.rewind()
+    }
+
     /// What was decided on the caller's behalf, a line each, for `--verbose`.
     pub fn notes(&self) -> &[String] {
         &self.notes
