@@ -21,7 +21,7 @@ pub fn dequantise(isa: Isa, w: QuantRows<'_>, out: &mut [f32]) {
     assert_eq!(out.len(), w.rows() * w.cols(), "values of {} rows × {} columns", w.rows(), w.cols());
     // The one decoding that hardware has an instruction for, which portable code cannot name.
     #[cfg(target_arch = "x86_64")]
-    if let (Format::F16, crate::isa::Level::Avx2(proof)) = (w.format(), isa.level()) {
+    if let (Format::F16, Some(proof)) = (w.format(), isa.level().avx2()) {
         return proof.decode_f16(w.bytes().as_chunks().0, out);
     }
     isa.run(Dequantise { w, out });

@@ -3,7 +3,7 @@
 use core::fmt;
 
 #[cfg(target_arch = "x86_64")]
-use crate::x86::Avx2;
+use crate::x86::{Avx2, Avx512};
 
 /// Environment variable that forces a level, for tests and for comparing levels.
 const VARIABLE: &str = "SLUICE_ISA";
@@ -22,6 +22,21 @@ pub(crate) enum Level {
     /// AVX2 with FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
+    /// AVX-512 (F, BW, DQ, VL) with VNNI, and all of AVX2.
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Level {
+    /// The proof of AVX2 in this level, if it has one.
+    pub(crate) fn avx2(self) -> Option<Avx2> {
+        match self {
+            Self::Scalar => None,
+            Self::Avx2(proof) => Some(proof),
+            Self::Avx512(proof) => Some(proof.avx2()),
+        }
+    }
 }
 
 /// Portable code that is compiled once for every level, so that wide registers are used with the same bits.
@@ -36,8 +51,8 @@ pub(crate) trait Portable {
 }
 
 impl Isa {
-    /// The best level of this CPU, or the one that the environment variable `SLUICE_ISA` names (`scalar`, `avx2`; empty
-    /// counts as unset).
+    /// The best level of this CPU, or the one that the environment variable `SLUICE_ISA` names (`scalar`, `avx2`,
+    /// `avx512`; empty counts as unset).
     ///
     /// # Errors
     /// When the variable names no level, or one that this CPU does not have.
@@ -64,6 +79,8 @@ impl Isa {
             Level::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(_) => "avx512",
         }
     }
 
@@ -91,6 +108,8 @@ impl Isa {
             Level::Scalar => code.run(),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(proof) => proof.run(code),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(proof) => proof.run(code),
         }
     }
 }
@@ -98,7 +117,9 @@ impl Isa {
 /// The levels beyond scalar that this CPU has, the slowest first.
 #[cfg(target_arch = "x86_64")]
 fn wide() -> impl Iterator<Item = Isa> {
-    Avx2::detect().map(|proof| Isa { level: Level::Avx2(proof) }).into_iter()
+    let avx2 = Avx2::detect().map(Level::Avx2);
+    let avx512 = Avx512::detect().map(Level::Avx512);
+    avx2.into_iter().chain(avx512).map(|level| Isa { level })
 }
 
 /// No other levels for other CPUs yet.

@@ -29,6 +29,8 @@ pub fn matmul(isa: Isa, w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
         Level::Scalar => scalar::matmul(w, x, y),
         #[cfg(target_arch = "x86_64")]
         Level::Avx2(proof) => proof.matmul(w, x, y),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512(proof) => proof.matmul(w, x, y),
     }
 }
 

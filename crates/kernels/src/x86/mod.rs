@@ -7,6 +7,8 @@ use crate::isa::Portable;
 use crate::rows::QuantRows;
 
 mod avx2;
+mod avx512;
+mod memory;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 
@@ -40,5 +42,39 @@ impl Avx2 {
     pub(crate) fn decode_f16(self, halves: &[[u8; 2]], out: &mut [f32]) {
         // SAFETY: as in `run`.
         unsafe { avx2::decode_f16(halves, out) }
+    }
+}
+
+/// Proof that this CPU has AVX-512 with VNNI and all that AVX2 asks for, and that the system saves the wide registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Avx512(Avx2);
+
+impl Avx512 {
+    /// The proof, if it holds.
+    pub(crate) fn detect() -> Option<Self> {
+        let all = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni");
+        Avx2::detect().filter(|_| all).map(Self)
+    }
+
+    /// The proof of what is included.
+    pub(crate) fn avx2(self) -> Avx2 {
+        self.0
+    }
+
+    /// Portable code, compiled with the widest registers.
+    #[inline]
+    pub(crate) fn run<P: Portable>(self, code: P) -> P::Out {
+        // SAFETY: `self` exists only where `detect` has found the features that `avx512::run` is compiled with.
+        unsafe { avx512::run(code) }
+    }
+
+    /// y = W·x; the caller has checked shapes and forms, and there is at least one row and one token.
+    pub(crate) fn matmul(self, w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+        // SAFETY: as in `run`.
+        unsafe { avx512::matmul(w, x, y) }
     }
 }

@@ -36,7 +36,6 @@ pub(super) trait Wide: InPlace {
     fn head(&self) -> [u8; 4];
 }
 
-
 /// 32 bytes of an array.
 #[inline(always)]
 fn part<const N: usize>(bytes: &[u8; N], index: usize) -> &[u8; 32] {

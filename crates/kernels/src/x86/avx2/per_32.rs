@@ -51,7 +51,6 @@ fn fifth_bits(qh: &[u8; 4]) -> __m256i {
     _mm256_and_si256(set, _mm256_set1_epi8(16))
 }
 
-
 impl Wide for BlockQ4_0 {
     const OFFSET: i32 = 8;
     const SIGNED: bool = false;

@@ -2,10 +2,11 @@
 
 use core::arch::x86_64::*;
 
-use crate::numbers::canonical;
-
 /// Rows in a tile: the singles in a register.
 pub(super) const TILE: usize = 16;
+
+/// The one NaN of `numbers::canonical`.
+const NAN: u32 = 0x7fc0_0000;
 
 /// Rows whose registers are transposed together; a tile is four times as many.
 pub(super) const QUAD: usize = 4;
@@ -84,20 +85,6 @@ pub(super) fn transpose_quarters(v: [__m512i; 4]) -> [__m512i; 4] {
     ]
 }
 
-/// Element `i` of quarter `l` of result `e` is element `e` of quarter `l` of `v[i]`.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn transpose_elements(v: [__m512i; 4]) -> [__m512i; 4] {
-    let (low_01, high_01) = (_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
-    let (low_23, high_23) = (_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
-    [
-        _mm512_unpacklo_epi64(low_01, low_23),
-        _mm512_unpackhi_epi64(low_01, low_23),
-        _mm512_unpacklo_epi64(high_01, high_23),
-        _mm512_unpackhi_epi64(high_01, high_23),
-    ]
-}
-
 /// Element 4·`l` + `i` becomes element 4·`i` + `l`: rows in quarters change places with rows in elements.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -147,9 +134,12 @@ impl Sums {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     pub(super) fn results(self) -> [f32; TILE] {
+        let v = _mm512_sub_ps(self.acc, self.accm);
+        let nan = _mm512_set1_ps(f32::from_bits(NAN));
+        let v = _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v), nan);
         let mut out = [0.0; TILE];
         // SAFETY: the array has room for 16 singles.
-        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), _mm512_sub_ps(self.acc, self.accm)) };
-        out.map(canonical)
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), v) };
+        out
     }
 }

@@ -1,0 +1,68 @@
+//! The border of AVX-512: everything inside is compiled with its features, and only `x86::Avx512` leads in.
+//!
+//! Results stand in the lanes of one register, 16 rows with one token. Each lane adds its blocks in the order that `scalar`
+//! does. The features named throughout include those of AVX2.
+
+mod floats;
+mod lanes;
+mod rows_256;
+mod rows_32;
+
+use self::lanes::TILE;
+use crate::acts::Acts;
+use crate::blocks::{BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0};
+use crate::format::Format;
+use crate::isa::Portable;
+use crate::rows::QuantRows;
+use crate::x86::avx2;
+use crate::x86::memory::blocks_of;
+
+/// y = W·x; shapes and forms have been checked, and there is at least one row and one token.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn matmul(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+    match w.format() {
+        Format::F32 => floats::matmul::<floats::Single, 4>(w, x, y),
+        Format::F16 => floats::matmul::<floats::Half, 2>(w, x, y),
+        Format::BF16 => floats::matmul::<floats::Brain, 2>(w, x, y),
+        Format::Q4_0 => per_32::<BlockQ4_0>(w, x, y),
+        Format::Q4_1 => per_32::<BlockQ4_1>(w, x, y),
+        Format::Q5_0 => per_32::<BlockQ5_0>(w, x, y),
+        Format::Q5_1 => per_32::<BlockQ5_1>(w, x, y),
+        Format::Q8_0 => per_32::<BlockQ8_0>(w, x, y),
+        Format::Q4_K => per_256::<BlockQ4K>(w, x, y),
+        Format::Q5_K => per_256::<BlockQ5K>(w, x, y),
+        Format::Q6_K => per_256::<BlockQ6K>(w, x, y),
+    }
+}
+
+/// Compiles portable code with the widest registers.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn run<P: Portable>(code: P) -> P::Out {
+    code.run()
+}
+
+/// y = W·x for a format with 256 weights per block.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn per_256<B: rows_256::Rows>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+    let (tokens, blocks) = (x.tokens(), x.cols() / 256);
+    if tokens > 1 {
+        return avx2::matmul(w, x, y);
+    }
+    for (w, y) in blocks_of::<B>(w).chunks(TILE * blocks).zip(y.chunks_mut(TILE)) {
+        let results = rows_256::rows(w, blocks, x.per_256());
+        y.copy_from_slice(&results[..y.len()]);
+    }
+}
+
+/// y = W·x for a format with 32 weights per block.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn per_32<B: rows_32::Rows>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+    let (tokens, blocks) = (x.tokens(), x.cols() / 32);
+    if tokens > 1 || blocks < rows_32::TOGETHER {
+        return avx2::matmul(w, x, y);
+    }
+    for (w, y) in blocks_of::<B>(w).chunks(TILE * blocks).zip(y.chunks_mut(TILE)) {
+        let results = rows_32::rows(w, blocks, x.per_32());
+        y.copy_from_slice(&results[..y.len()]);
+    }
+}

@@ -1,0 +1,355 @@
+//! One token with 16 rows of a format with 256 weights per block.
+//!
+//! Products of bytes are added in pairs to 16 bits (at most 2·63·127, so the instruction's saturation never acts), and these
+//! in pairs to 32 bits, each multiplied by the scale of its group. Offsets are taken off through the sums of the activations:
+//! Σ scale·(q − o)·a = Σ scale·q·a − o·Σ scale·Σa, all of it exact and far within 32 bits.
+
+use core::arch::x86_64::*;
+
+use super::lanes::{
+    QUAD, Sums, TILE, add_quarters, halves, join, load, load_half, load_quarter, sum_quarters,
+    swap_quarters_and_elements,
+};
+use crate::acts::Form;
+use crate::blocks::{BlockQ4K, BlockQ5K, BlockQ6K};
+use crate::x86::memory::{InPlace, prefetch};
+
+/// The activations of one block, as the products of a format want them.
+#[derive(Clone, Copy)]
+pub(super) struct Acts256 {
+    /// In the order of the format's registers of weights.
+    a: [__m512i; 4],
+    /// What the minima, or the scales of a format with an offset, are multiplied with.
+    sums: __m512i,
+}
+
+/// The products of four rows with one block of activations.
+pub(super) struct Products {
+    /// Per row, 16 sums that add up to S.
+    s: [__m512i; QUAD],
+    /// In quarter `r` four sums that add up to M of row `r`, where the format has minima.
+    m: __m512i,
+}
+
+/// A block of 256 weights.
+pub(super) trait Rows: InPlace {
+    /// Whether there are minima.
+    const HAS_MIN: bool;
+    /// Takes up activations and their sums per 16.
+    ///
+    /// # Safety
+    /// The CPU must have what the level asks for.
+    unsafe fn acts(a: &[i8; 256], sums: &[i16; 16]) -> Acts256;
+    /// Multiplies the same block of four rows.
+    ///
+    /// # Safety
+    /// The CPU must have what the level asks for.
+    unsafe fn quad(w: [&Self; QUAD], a: &Acts256) -> Products;
+    /// The scale of the scales and, where there is one, that of the minima.
+    fn head(&self) -> [u8; 4];
+}
+
+/// The products of a register of weights, in pairs times their scales, added to `s`.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn add_products(s: __m512i, q: __m512i, a: __m512i, scales: __m512i) -> __m512i {
+    _mm512_dpwssd_epi32(s, _mm512_maddubs_epi16(q, a), scales)
+}
+
+/// 64 bytes of an array.
+#[inline(always)]
+pub(super) fn part<T, const N: usize>(bytes: &[T; N], index: usize) -> &[T; 64] {
+    &bytes.as_chunks().0[index]
+}
+
+/// Q4_K and Q5_K: groups of 32 weights. A register of nibbles holds two pairs of groups, so the activations are taken up as
+/// groups 0 and 2, 1 and 3, 4 and 6, 5 and 7.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn acts_by_nibble(a: &[i8; 256], sums: &[i16; 16]) -> Acts256 {
+    let z = [load(part(a, 0)), load(part(a, 1)), load(part(a, 2)), load(part(a, 3))];
+    let a = [
+        _mm512_shuffle_i64x2::<0b01_00_01_00>(z[0], z[1]),
+        _mm512_shuffle_i64x2::<0b11_10_11_10>(z[0], z[1]),
+        _mm512_shuffle_i64x2::<0b01_00_01_00>(z[2], z[3]),
+        _mm512_shuffle_i64x2::<0b11_10_11_10>(z[2], z[3]),
+    ];
+    // Sums per 32, in 16 bits: at most 32·127.
+    let per_32 = _mm256_cvtepi32_epi16(_mm256_madd_epi16(load_half(sums), _mm256_set1_epi16(1)));
+    Acts256 { a, sums: _mm512_broadcast_i32x4(per_32) }
+}
+
+/// The 6-bit scales and minima of four rows in 16 bits, eight to a quarter, from the 16 bytes that their blocks begin with.
+///
+/// See `blocks::scales_and_mins` for how they are packed.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn scales_and_mins(begin: [&[u8; 16]; QUAD]) -> (__m512i, __m512i) {
+    let packed = join([
+        load_quarter(begin[0]),
+        load_quarter(begin[1]),
+        load_quarter(begin[2]),
+        load_quarter(begin[3]),
+    ]);
+    // In each quarter, four bytes to words 0 to 3 and four to words 4 to 7.
+    let pick = |words: [i64; 2]| {
+        let table = _mm512_broadcast_i32x4(_mm_set_epi64x(words[1], words[0]));
+        _mm512_shuffle_epi8(packed, table)
+    };
+    let none = -1;
+    let from = |at: i64| 0x8003_8002_8001_8000_u64 as i64 + at * 0x0001_0001_0001_0001;
+    let low = _mm512_broadcast_i32x4(_mm_set_epi64x(0x000f_000f_000f_000f, 0x003f_003f_003f_003f));
+    let high = _mm512_set1_epi16(0x30);
+    let tops = _mm512_and_si512(_mm512_srli_epi16::<2>(pick([none, from(4)])), high);
+    let scales = _mm512_or_si512(_mm512_and_si512(pick([from(4), from(12)]), low), tops);
+    let tops = _mm512_and_si512(_mm512_srli_epi16::<2>(pick([none, from(8)])), high);
+    let shift = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0004_0004_0004_0004, 0));
+    let bottoms = _mm512_srlv_epi16(pick([from(8), from(12)]), shift);
+    let mins = _mm512_or_si512(_mm512_and_si512(bottoms, low), tops);
+    (scales, mins)
+}
+
+/// What Q4_K and Q5_K have in common.
+trait Nibbles {
+    /// The 16 bytes of scales that a block begins with.
+    fn begin(&self) -> &[u8; 16];
+    /// The weights in unsigned bytes, in the order of [`acts_by_nibble`].
+    ///
+    /// # Safety
+    /// The CPU must have what the level asks for.
+    unsafe fn weights(&self) -> [__m512i; 4];
+}
+
+/// The first 16 bytes of a block.
+#[inline(always)]
+pub(super) fn first_16<B: InPlace>(block: &B) -> &[u8; 16] {
+    const { assert!(size_of::<B>() >= 16) };
+    // SAFETY: the block has at least 16 bytes, all of them initialised, and bytes have alignment 1.
+    unsafe { &*core::ptr::from_ref(block).cast() }
+}
+
+impl Nibbles for BlockQ4K {
+    #[inline(always)]
+    fn begin(&self) -> &[u8; 16] {
+        first_16(self)
+    }
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn weights(&self) -> [__m512i; 4] {
+        let low = _mm512_set1_epi8(15);
+        let (first, second) = (load(part(&self.qs, 0)), load(part(&self.qs, 1)));
+        [
+            _mm512_and_si512(first, low),
+            _mm512_and_si512(_mm512_srli_epi16::<4>(first), low),
+            _mm512_and_si512(second, low),
+            _mm512_and_si512(_mm512_srli_epi16::<4>(second), low),
+        ]
+    }
+}
+
+impl Nibbles for BlockQ5K {
+    #[inline(always)]
+    fn begin(&self) -> &[u8; 16] {
+        first_16(self)
+    }
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn weights(&self) -> [__m512i; 4] {
+        let (low, fifth) = (_mm512_set1_epi8(15), _mm512_set1_epi8(16));
+        let (first, second) = (load(part(&self.qs, 0)), load(part(&self.qs, 1)));
+        // Bits 0 and 2 to the fifth place, then bits 1 and 3, 4 and 6, 5 and 7; what crosses bytes is masked away.
+        let high = _mm512_broadcast_i64x4(load_half(&self.qh));
+        let halves =
+            |low: i64, high: i64| _mm512_inserti64x4::<1>(_mm512_set1_epi64(low), _mm256_set1_epi64x(high));
+        const STEP: i64 = 0x0001_0001_0001_0001;
+        let tops = [
+            _mm512_sllv_epi16(high, halves(4 * STEP, 2 * STEP)),
+            _mm512_sllv_epi16(high, halves(3 * STEP, STEP)),
+            _mm512_srlv_epi16(high, halves(0, 2 * STEP)),
+            _mm512_srlv_epi16(high, halves(STEP, 3 * STEP)),
+        ];
+        let bottoms = [first, _mm512_srli_epi16::<4>(first), second, _mm512_srli_epi16::<4>(second)];
+        let mut q = tops;
+        for k in 0..4 {
+            q[k] = _mm512_or_si512(_mm512_and_si512(bottoms[k], low), _mm512_and_si512(tops[k], fifth));
+        }
+        q
+    }
+}
+
+/// The products of four rows of Q4_K or Q5_K.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn quad_by_nibble<B: Nibbles>(w: [&B; QUAD], a: &Acts256) -> Products {
+    let (scales, mins) = scales_and_mins([w[0].begin(), w[1].begin(), w[2].begin(), w[3].begin()]);
+    // Word `g` of a quarter to all words of a half of the register.
+    let spread = |low: i16, high: i16| {
+        let (low, high) = (0x0100 + 0x0202 * low, 0x0100 + 0x0202 * high);
+        _mm512_inserti64x4::<1>(_mm512_set1_epi16(low), _mm256_set1_epi16(high))
+    };
+    let order = [spread(0, 2), spread(1, 3), spread(4, 6), spread(5, 7)];
+    let rows = [
+        _mm512_shuffle_i32x4::<0b00_00_00_00>(scales, scales),
+        _mm512_shuffle_i32x4::<0b01_01_01_01>(scales, scales),
+        _mm512_shuffle_i32x4::<0b10_10_10_10>(scales, scales),
+        _mm512_shuffle_i32x4::<0b11_11_11_11>(scales, scales),
+    ];
+    let mut s = [_mm512_setzero_si512(); QUAD];
+    for r in 0..QUAD {
+        // SAFETY: the features are those of this function.
+        let q = unsafe { w[r].weights() };
+        for k in 0..4 {
+            s[r] = add_products(s[r], q[k], a.a[k], _mm512_shuffle_epi8(rows[r], order[k]));
+        }
+    }
+    Products { s, m: _mm512_madd_epi16(mins, a.sums) }
+}
+
+impl Rows for BlockQ4K {
+    const HAS_MIN: bool = true;
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn acts(a: &[i8; 256], sums: &[i16; 16]) -> Acts256 {
+        acts_by_nibble(a, sums)
+    }
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn quad(w: [&Self; QUAD], a: &Acts256) -> Products {
+        quad_by_nibble(w, a)
+    }
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
+    }
+}
+
+impl Rows for BlockQ5K {
+    const HAS_MIN: bool = true;
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn acts(a: &[i8; 256], sums: &[i16; 16]) -> Acts256 {
+        acts_by_nibble(a, sums)
+    }
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn quad(w: [&Self; QUAD], a: &Acts256) -> Products {
+        quad_by_nibble(w, a)
+    }
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
+    }
+}
+
+/// Formats with a scale per 16 weights: activations as they lie, and −16 times their sums twice over, so that one more
+/// product with the scales takes an offset of 32 off (16·16·127 still fits 16 bits, twice that does not).
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn acts_as_they_lie(a: &[i8; 256], sums: &[i16; 16]) -> Acts256 {
+    let offset = _mm256_mullo_epi16(load_half(sums), _mm256_set1_epi16(-16));
+    Acts256 {
+        a: [load(part(a, 0)), load(part(a, 1)), load(part(a, 2)), load(part(a, 3))],
+        sums: _mm512_broadcast_i64x4(offset),
+    }
+}
+
+/// Word 4·`k` + `l` of a table to all words of quarter `l`.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn spread_to_quarters(table: __m512i, k: i16) -> __m512i {
+    let order = join([
+        _mm_set1_epi16(4 * k),
+        _mm_set1_epi16(4 * k + 1),
+        _mm_set1_epi16(4 * k + 2),
+        _mm_set1_epi16(4 * k + 3),
+    ]);
+    _mm512_permutexvar_epi16(order, table)
+}
+
+impl Rows for BlockQ6K {
+    const HAS_MIN: bool = false;
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn acts(a: &[i8; 256], sums: &[i16; 16]) -> Acts256 {
+        acts_as_they_lie(a, sums)
+    }
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn quad(w: [&Self; QUAD], a: &Acts256) -> Products {
+        const STEP: i64 = 0x0001_0001_0001_0001;
+        let (low, six) = (_mm512_set1_epi8(15), _mm512_set1_epi8(63));
+        let left = _mm512_inserti64x4::<1>(_mm512_set1_epi64(4 * STEP), _mm256_set1_epi64x(2 * STEP));
+        let right = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi64x(2 * STEP));
+        let mut s = [_mm512_setzero_si512(); QUAD];
+        for r in 0..QUAD {
+            let w = w[r];
+            let scales = _mm256_broadcastsi128_si256(load_quarter(&w.scales));
+            let scales = _mm512_cvtepi8_epi16(scales);
+            s[r] = _mm512_madd_epi16(scales, a.sums);
+            for half in 0..2 {
+                let bottoms = load(part(&w.ql, half));
+                let high = _mm512_broadcast_i64x4(load_half(&w.qh.as_chunks::<32>().0[half]));
+                // The low nibbles take bits 0, 1 in the lower half of the register and 2, 3 in the upper one.
+                let first = select(low, bottoms, _mm512_sllv_epi16(high, left));
+                let second = select(low, _mm512_srli_epi16::<4>(bottoms), _mm512_srlv_epi16(high, right));
+                let k = 2 * half;
+                let (first, second) = (_mm512_and_si512(first, six), _mm512_and_si512(second, six));
+                s[r] = add_products(s[r], first, a.a[k], spread_to_quarters(scales, k as i16));
+                s[r] = add_products(s[r], second, a.a[k + 1], spread_to_quarters(scales, k as i16 + 1));
+            }
+        }
+        Products { s, m: _mm512_setzero_si512() }
+    }
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], 0, 0]
+    }
+}
+
+/// Bit by bit: where `mask` is set the bit of `a`, else that of `b`.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn select(mask: __m512i, a: __m512i, b: __m512i) -> __m512i {
+    _mm512_ternarylogic_epi32::<0b1100_1010>(mask, a, b)
+}
+
+/// The only token with up to 16 rows (at least one), each of `blocks` blocks. Lanes without a row repeat the last one.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>) -> [f32; TILE] {
+    let last = w.len() / blocks - 1;
+    let mut rows = [w; TILE];
+    for r in 0..TILE {
+        rows[r] = &w[r.min(last) * blocks..][..blocks];
+    }
+    let a = &form.q.as_chunks::<256>().0[..blocks];
+    let a_sums = &form.sums.as_chunks::<16>().0[..blocks];
+    // The bytes after this tile, most likely the next one: asked for in order while these are used.
+    let mut next = w.as_ptr_range().end;
+    let mut sums = Sums::new();
+    for (block, (a, a_sums)) in a.iter().zip(a_sums).enumerate() {
+        // SAFETY: the features are those of this function.
+        let a = unsafe { B::acts(a, a_sums) };
+        let (mut s, mut m) = ([_mm512_setzero_si512(); 4], [_mm512_setzero_si512(); 4]);
+        let mut heads = [0; TILE];
+        for quad in 0..4 {
+            prefetch::<B, QUAD>(next);
+            next = next.wrapping_add(QUAD);
+            let mut w = [&rows[0][0]; QUAD];
+            for r in 0..QUAD {
+                // SAFETY: each row has `blocks` blocks, and so have the activations.
+                w[r] = unsafe { rows[QUAD * quad + r].get_unchecked(block) };
+                heads[QUAD * quad + r] = i32::from_le_bytes(w[r].head());
+            }
+            // SAFETY: the features are those of this function.
+            let products = unsafe { B::quad(w, &a) };
+            (s[quad], m[quad]) = (sum_quarters(products.s), products.m);
+        }
+        let (d, dmin) = halves(load(&heads));
+        let dx = _mm512_set1_ps(form.scales[block]);
+        sums.add(d, dx, add_quarters(s));
+        if B::HAS_MIN {
+            sums.add_min(dmin, dx, swap_quarters_and_elements(sum_quarters(m)));
+        }
+    }
+    sums.results()
+}
