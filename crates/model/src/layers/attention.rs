@@ -1,6 +1,6 @@
 //! Grouped-query attention over the cached positions.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use sluice_kernels::Isa;
 use sluice_kernels::attention::{dots, weighted_sum};
@@ -68,10 +68,22 @@ impl Attention {
         let kv = pass.kv.layer(layer);
         kv.store(pass.first, &s.k, &s.v);
 
-        let attended = sized(&mut s.attended, tokens * heads * config.value_len);
-        Attend { isa, config, kv_heads, kv, first: pass.first, q: &s.q }.run(pass.team, attended);
-
-        s.acts.fill(&s.attended, heads * config.value_len);
+        let width = heads * config.value_len;
+        let [by_head, ..] = &mut s.y;
+        let by_head = sized(by_head, tokens * width);
+        Attend { isa, config, kv_heads, kv, first: pass.first, q: &s.q }.run(pass.team, by_head);
+        if tokens <= 1 {
+            s.acts.fill(by_head, width);
+        } else {
+            let attended = sized(&mut s.attended, tokens * width);
+            let per_head = width / kv_heads;
+            for (head, rows) in by_head.chunks_exact(tokens * per_head).enumerate() {
+                for (token, row) in attended.chunks_exact_mut(width).zip(rows.chunks_exact(per_head)) {
+                    token[head * per_head..][..per_head].copy_from_slice(row);
+                }
+            }
+            s.acts.fill(attended, width);
+        }
         let y = sized(&mut s.y[0], dim * tokens);
         pass.weights.matmul(&[self.out.weight], &mut s.acts, &mut [y])?;
         add_bias(y, self.out.bias.as_deref(), tokens);
@@ -80,7 +92,8 @@ impl Attention {
     }
 }
 
-/// Softmax(q·kᵀ/√d)·v, one task per token and kv head.
+/// Softmax(q·kᵀ/√d)·v, one task per kv head and tile of tokens: a page of keys or values is decoded once for all of
+/// them.
 ///
 /// Every sum runs over absolute positions in ascending order, so neither the batch nor the number of workers
 /// shows in the result.
@@ -95,68 +108,92 @@ struct Attend<'a> {
     q: &'a [f32],
 }
 
+/// Rows of scores that a task keeps, a query head of a token each: enough that decoding a page of the cache is small beside
+/// its use, and at 4096 positions still only half a megabyte per worker.
+const SCORE_ROWS: usize = 32;
+
 /// Buffers of one worker.
 #[derive(Default)]
 struct Scratch {
     /// A page of keys or values, positions × size.
     rows: Vec<f32>,
-    /// Query heads of the kv head × positions.
+    /// Tokens of the tile × query heads of the kv head × positions.
     scores: Vec<f32>,
 }
 
 impl Attend<'_> {
-    /// `out` is tokens × heads × value size.
+    /// `out` is kv heads × tokens × (query heads of the kv head · value size).
     fn run(&self, team: &Team, out: &mut [f32]) {
-        let per_task = self.config.heads / self.kv_heads * self.config.value_len;
-        let tokens = self.q.len() / (self.config.heads * self.config.key_len);
-        let work = tokens
-            * (self.first + tokens)
-            * self.config.heads
-            * (self.config.key_len + self.config.value_len);
-        let tasks = Mutex::new(out.chunks_exact_mut(per_task).enumerate());
+        let Config { heads, key_len, value_len, .. } = *self.config;
+        let tokens = self.q.len() / (heads * key_len);
+        if tokens == 0 {
+            return;
+        }
+        let group = heads / self.kv_heads;
+        let tile = (SCORE_ROWS / group).clamp(1, tokens);
+        // The last tiles see the most positions: they come first, so that the small ones fill the gaps at the end.
+        let tiles =
+            out.chunks_exact_mut(tokens * group * value_len).enumerate().flat_map(|(kv_head, out)| {
+                let tiles = out.chunks_mut(tile * group * value_len).enumerate();
+                tiles.map(move |(i, out)| (kv_head, i * tile, out)).rev()
+            });
+        let tasks = Mutex::new(tiles);
         let worker = |_| {
             let mut scratch = Scratch::default();
             loop {
-                let task = tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner).next();
-                let Some((index, out)) = task else { break };
-                self.one(index / self.kv_heads, index % self.kv_heads, &mut scratch, out);
+                // A statement of its own, so that the lock is not held during the task.
+                let task = tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some((kv_head, first, out)) = task else { break };
+                self.tile(kv_head, first, &mut scratch, out);
             }
         };
-        if work < WORTH_A_REGION {
+        if tokens * (self.first + tokens) * heads * (key_len + value_len) < WORTH_A_REGION {
             worker(0);
         } else {
             team.run(worker);
         }
     }
 
-    /// The query heads of `kv_head` for token `t`; `out` is those heads × value size.
-    fn one(&self, t: usize, kv_head: usize, scratch: &mut Scratch, out: &mut [f32]) {
+    /// The query heads of `kv_head` for tokens from `first` on; `out` is tokens × those heads × value size.
+    fn tile(&self, kv_head: usize, first: usize, scratch: &mut Scratch, out: &mut [f32]) {
         let Config { heads, key_len, value_len, .. } = *self.config;
         let group = heads / self.kv_heads;
-        let positions = self.first + t + 1;
-        let queries = &self.q[(t * heads + kv_head * group) * key_len..][..group * key_len];
+        let tokens = out.len() / (group * value_len);
+        // Positions that token i of the tile sees, and those that the last one does.
+        let seen = |i: usize| self.first + first + i + 1;
+        let most = seen(tokens - 1);
+        let query =
+            |i: usize| &self.q[((first + i) * heads + kv_head * group) * key_len..][..group * key_len];
         // 1/√d by division and square root, both exactly rounded everywhere.
         let scale = 1.0 / (key_len as f32).sqrt();
 
-        let scores = sized(&mut scratch.scores, group * positions);
+        let scores = sized(&mut scratch.scores, tokens * group * most);
         let rows = sized(&mut scratch.rows, PAGE * key_len.max(value_len));
-        for (page, start) in (0..positions).step_by(PAGE).enumerate() {
-            let count = (positions - start).min(PAGE);
-            self.kv.keys(self.isa, page, kv_head, count, rows);
-            for (query, scores) in queries.chunks_exact(key_len).zip(scores.chunks_exact_mut(positions)) {
-                dots(self.isa, query, rows, key_len, &mut scores[start..start + count]);
+        for (page, start) in (0..most).step_by(PAGE).enumerate() {
+            self.kv.keys(self.isa, page, kv_head, (most - start).min(PAGE), rows);
+            for (i, scores) in scores.chunks_exact_mut(group * most).enumerate() {
+                let count = seen(i).saturating_sub(start).min(PAGE);
+                for (query, scores) in query(i).chunks_exact(key_len).zip(scores.chunks_exact_mut(most)) {
+                    dots(self.isa, query, rows, key_len, &mut scores[start..start + count]);
+                }
             }
         }
-        for scores in scores.chunks_exact_mut(positions) {
-            scores.iter_mut().for_each(|s| *s *= scale);
-            softmax(self.isa, scores);
+        for (i, scores) in scores.chunks_exact_mut(group * most).enumerate() {
+            for scores in scores.chunks_exact_mut(most) {
+                let scores = &mut scores[..seen(i)];
+                scores.iter_mut().for_each(|s| *s *= scale);
+                softmax(self.isa, scores);
+            }
         }
         out.fill(0.0);
-        for (page, start) in (0..positions).step_by(PAGE).enumerate() {
-            let count = (positions - start).min(PAGE);
-            self.kv.values(self.isa, page, kv_head, count, rows);
-            for (out, scores) in out.chunks_exact_mut(value_len).zip(scores.chunks_exact(positions)) {
-                weighted_sum(self.isa, &scores[start..start + count], rows, value_len, out);
+        for (page, start) in (0..most).step_by(PAGE).enumerate() {
+            self.kv.values(self.isa, page, kv_head, (most - start).min(PAGE), rows);
+            let tiles = out.chunks_exact_mut(group * value_len).zip(scores.chunks_exact(group * most));
+            for (i, (out, scores)) in tiles.enumerate() {
+                let count = seen(i).saturating_sub(start).min(PAGE);
+                for (out, scores) in out.chunks_exact_mut(value_len).zip(scores.chunks_exact(most)) {
+                    weighted_sum(self.isa, &scores[start..start + count], rows, value_len, out);
+                }
             }
         }
     }
