@@ -1,7 +1,7 @@
 //! Rates of the products per format, level and number of tokens, each checked against the scalar level.
 //!
 //! `cargo run --release -p sluice-kernels --example rates [FORMAT…]` prints GB/s of weights for one token and GOP/s (two per
-//! weight and token) for 32, on one core: from a buffer that stays in L2, and for one token from one that does not fit
+//! weight and token) for several, on one core: from a buffer that stays in L2, and for one token from one that does not fit
 //! any cache.
 #![allow(clippy::print_stdout)] // printing is what it is for
 
@@ -11,6 +11,8 @@ use sluice_kernels::{Acts, Format, Isa, QuantRows, matmul};
 
 /// Columns of the weights, those of a small Llama.
 const COLS: usize = 2048;
+/// Numbers of tokens: two, a short prompt, and parts of a long one.
+const TOKENS: [usize; 4] = [2, 6, 32, 256];
 /// Bytes of weights that stay in a level-2 cache beside the activations.
 const IN_CACHE: usize = 256 << 10;
 /// Bytes that do not stay in any cache.
@@ -22,7 +24,10 @@ const SLICE: Duration = Duration::from_millis(1);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let chosen: Vec<String> = std::env::args().skip(1).collect();
-    println!("{:8} {:7} {:>10} {:>10} {:>10}", "format", "level", "L2 GB/s", "RAM GB/s", "GOP/s, 32");
+    println!(
+        "{:8} {:7} {:>8} {:>8}   GOP/s with {TOKENS:?} tokens",
+        "format", "level", "L2 GB/s", "RAM GB/s"
+    );
     for format in Format::ALL {
         if !chosen.is_empty() && !chosen.iter().any(|name| name == format.name()) {
             continue;
@@ -32,15 +37,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let small = &large[..IN_CACHE / row_bytes * row_bytes];
         let (small, large) = (QuantRows::new(format, COLS, small)?, QuantRows::new(format, COLS, &large)?);
         for isa in Isa::available() {
-            let (one, many) = (activations(1, isa, format), activations(32, isa, format));
-            for x in [&one, &many] {
-                check(isa, small, x)?;
-            }
+            let one = activations(1, isa, format);
+            check(isa, small, &one)?;
             let cached = bytes_per_s(isa, small, &one);
             let memory = if isa == Isa::scalar() { f64::NAN } else { bytes_per_s(isa, large, &one) };
-            let weights_per_s = bytes_per_s(isa, small, &many) / row_bytes as f64 * COLS as f64;
-            let gops = weights_per_s * 32.0 * 2.0 / 1e9;
-            println!("{format:8} {isa:7} {:10.2} {:10.2} {gops:10.1}", cached / 1e9, memory / 1e9);
+            print!("{format:8} {isa:7} {:8.2} {:8.2}  ", cached / 1e9, memory / 1e9);
+            for tokens in TOKENS {
+                let many = activations(tokens, isa, format);
+                check(isa, small.slice(0..40), &many)?;
+                let weights_per_s = bytes_per_s(isa, small, &many) / row_bytes as f64 * COLS as f64;
+                print!(" {:6.1}", weights_per_s * tokens as f64 * 2.0 / 1e9);
+            }
+            println!();
         }
     }
     Ok(())

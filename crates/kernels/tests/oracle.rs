@@ -90,6 +90,23 @@ fn tokens_rows_and_addresses_do_not_matter() {
     }
 }
 
+/// More tokens than any level takes at once, and rows for whole tiles, parts of them and single ones.
+#[test]
+fn many_tokens_on_every_level() {
+    let mut rng = Pcg::new(6);
+    for format in Format::ALL {
+        for (rows, cols, tokens) in [(33, 256, 150), (16, 512, 271), (50, 768, 12)] {
+            let bytes = rows_of(&mut rng, format, rows, cols);
+            let w = QuantRows::new(format, cols, &bytes).unwrap();
+            let x = acts(&mut rng, tokens, cols, Isa::scalar(), format);
+            let wanted = product(Isa::scalar(), w, &x);
+            for isa in Isa::available() {
+                assert!(product(isa, w, &x) == wanted, "{format}, {rows} × {cols}, {tokens} tokens, {isa}");
+            }
+        }
+    }
+}
+
 /// Everything at its ends: weights and activations of ±127 and ±128 only, scales at both ends, and halves that are
 /// subnormal, infinite or no number.
 #[test]

@@ -85,6 +85,20 @@ pub(super) fn transpose_quarters(v: [__m512i; 4]) -> [__m512i; 4] {
     ]
 }
 
+/// Element `i` of quarter `l` of result `e` is element `e` of quarter `l` of `v[i]`.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn transpose_elements(v: [__m512i; 4]) -> [__m512i; 4] {
+    let (low_01, high_01) = (_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+    let (low_23, high_23) = (_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+    [
+        _mm512_unpacklo_epi64(low_01, low_23),
+        _mm512_unpackhi_epi64(low_01, low_23),
+        _mm512_unpacklo_epi64(high_01, high_23),
+        _mm512_unpackhi_epi64(high_01, high_23),
+    ]
+}
+
 /// Element 4·`l` + `i` becomes element 4·`i` + `l`: rows in quarters change places with rows in elements.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]

@@ -1,12 +1,16 @@
 //! The border of AVX-512: everything inside is compiled with its features, and only `x86::Avx512` leads in.
 //!
-//! Results stand in the lanes of one register, 16 rows with one token. Each lane adds its blocks in the order that `scalar`
-//! does. The features named throughout include those of AVX2.
+//! Results stand in the lanes of a register, a row to each: `rows_*` takes one token and brings 16 rows into the lanes by
+//! transposing their sums, `tiles_*` takes several and transposes the weights, once for all of them. Either way each lane adds
+//! its blocks in the order that `scalar` does. The features named throughout include those of AVX2.
 
 mod floats;
 mod lanes;
 mod rows_256;
 mod rows_32;
+mod tiles;
+mod tiles_256;
+mod tiles_32;
 
 use self::lanes::TILE;
 use crate::acts::Acts;
@@ -14,7 +18,6 @@ use crate::blocks::{BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ
 use crate::format::Format;
 use crate::isa::Portable;
 use crate::rows::QuantRows;
-use crate::x86::avx2;
 use crate::x86::memory::blocks_of;
 
 /// y = W·x; shapes and forms have been checked, and there is at least one row and one token.
@@ -43,10 +46,10 @@ pub(super) fn run<P: Portable>(code: P) -> P::Out {
 
 /// y = W·x for a format with 256 weights per block.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn per_256<B: rows_256::Rows>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+fn per_256<B: rows_256::Rows + tiles_256::Unpack>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
     let (tokens, blocks) = (x.tokens(), x.cols() / 256);
     if tokens > 1 {
-        return avx2::matmul(w, x, y);
+        return tiles::matmul::<tiles_256::Per256<B>>(w, x, y);
     }
     for (w, y) in blocks_of::<B>(w).chunks(TILE * blocks).zip(y.chunks_mut(TILE)) {
         let results = rows_256::rows(w, blocks, x.per_256());
@@ -56,10 +59,10 @@ fn per_256<B: rows_256::Rows>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
 
 /// y = W·x for a format with 32 weights per block.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn per_32<B: rows_32::Rows>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+fn per_32<B: rows_32::Rows + tiles_32::Unpack>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
     let (tokens, blocks) = (x.tokens(), x.cols() / 32);
     if tokens > 1 || blocks < rows_32::TOGETHER {
-        return avx2::matmul(w, x, y);
+        return tiles::matmul::<tiles_32::Per32<B>>(w, x, y);
     }
     for (w, y) in blocks_of::<B>(w).chunks(TILE * blocks).zip(y.chunks_mut(TILE)) {
         let results = rows_32::rows(w, blocks, x.per_32());

@@ -1,0 +1,282 @@
+//! Several tokens with formats of 256 weights per block.
+
+use core::arch::x86_64::*;
+use core::marker::PhantomData;
+
+use super::lanes::{Sums, TILE, halves, load, load_half};
+use super::rows_256::first_16;
+use super::tiles::{PANELS, Place, Tiles, four, pieces, transpose};
+use crate::acts::Acts;
+use crate::blocks::{BlockQ4K, BlockQ5K, BlockQ6K};
+use crate::x86::memory::InPlace;
+
+/// The same block of 16 rows, a row per lane.
+pub(super) struct Panel {
+    /// Four weights each, unsigned.
+    q: [__m512i; 64],
+    /// The scale of each group, in 32 bits.
+    scale: [__m512i; 16],
+    /// In 16 bits, for groups 2i and 2i + 1: the minima, or minus the scales times the offset of the weights.
+    min: [__m512i; 8],
+    d: __m512,
+    dmin: __m512,
+}
+
+/// A block that is unpacked into panels.
+pub(super) trait Unpack: InPlace {
+    /// Groups of weights with a scale, 8 or 16.
+    const GROUPS: usize;
+    /// Whether there are minima.
+    const HAS_MIN: bool;
+    /// Fills the panel.
+    ///
+    /// # Safety
+    /// The CPU must have what the level asks for.
+    unsafe fn unpack(rows: &[&Self; TILE], panel: &mut Panel);
+}
+
+/// Scales, minima and their scales of Q4_K and Q5_K; see `blocks::scales_and_mins` for how they are packed.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn unpack_begin<B: InPlace>(rows: &[&B; TILE], panel: &mut Panel) {
+    let mut begin = [&[0; 16]; TILE];
+    for r in 0..TILE {
+        begin[r] = first_16(rows[r]);
+    }
+    let [heads, scales, mins, rest] = transpose(&begin);
+    (panel.d, panel.dmin) = halves(heads);
+    let (six, four, two) = (_mm512_set1_epi8(0x3f), _mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x30));
+    let top = |v| _mm512_and_si512(_mm512_srli_epi16::<2>(v), two);
+    let high_scales = _mm512_or_si512(_mm512_and_si512(rest, four), top(scales));
+    let high_mins = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16::<4>(rest), four), top(mins));
+    let (scales, mins) = (_mm512_and_si512(scales, six), _mm512_and_si512(mins, six));
+    for (half, (scales, mins)) in [(scales, mins), (high_scales, high_mins)].into_iter().enumerate() {
+        let byte = _mm512_set1_epi32(0xff);
+        for i in 0..4 {
+            let shift = _mm512_set1_epi32(8 * i);
+            panel.scale[4 * half + i as usize] = _mm512_and_si512(_mm512_srlv_epi32(scales, shift), byte);
+        }
+        panel.min[2 * half] = _mm512_shuffle_epi8(mins, low_bytes(0));
+        panel.min[2 * half + 1] = _mm512_shuffle_epi8(mins, low_bytes(2));
+    }
+}
+
+/// Moves bytes `at` and `at + 1` of every element to the low bytes of its words.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn low_bytes(at: i32) -> __m512i {
+    let one = |element: i32| (-0x7fff_8000 | ((4 * element + at + 1) << 16)) | (4 * element + at);
+    _mm512_broadcast_i32x4(_mm_setr_epi32(one(0), one(1), one(2), one(3)))
+}
+
+/// The bits of `v` from bit `from` of each byte on, moved to bit 4 on, where `mask` lets them through.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn top_bits(v: __m512i, from: usize, mask: __m512i) -> __m512i {
+    // What crosses bytes in turning is not let through.
+    _mm512_and_si512(_mm512_rorv_epi32(v, _mm512_set1_epi32(from as i32 + 28)), mask)
+}
+
+impl Unpack for BlockQ4K {
+    const GROUPS: usize = 8;
+    const HAS_MIN: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn unpack(rows: &[&Self; TILE], panel: &mut Panel) {
+        unpack_begin(rows, panel);
+        let low = _mm512_set1_epi8(15);
+        for piece in 0..8 {
+            let words = transpose(&pieces(rows, |b| &b.qs, piece));
+            for i in 0..4 {
+                // 16 bytes are half of a pair of groups, whose nibbles lie 32 weights apart.
+                let k = 16 * (piece / 2) + 4 * (piece % 2) + i;
+                panel.q[k] = _mm512_and_si512(words[i], low);
+                panel.q[k + 8] = _mm512_and_si512(_mm512_srli_epi16::<4>(words[i]), low);
+            }
+        }
+    }
+}
+
+impl Unpack for BlockQ5K {
+    const GROUPS: usize = 8;
+    const HAS_MIN: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn unpack(rows: &[&Self; TILE], panel: &mut Panel) {
+        unpack_begin(rows, panel);
+        let (low, fifth) = (_mm512_set1_epi8(15), _mm512_set1_epi8(16));
+        for part in 0..2 {
+            let high = transpose(&pieces(rows, |b| &b.qh, part));
+            for pair in 0..4 {
+                let words = transpose(&pieces(rows, |b| &b.qs, 2 * pair + part));
+                for i in 0..4 {
+                    let k = 16 * pair + 4 * part + i;
+                    let first = top_bits(high[i], 2 * pair, fifth);
+                    let second = top_bits(high[i], 2 * pair + 1, fifth);
+                    panel.q[k] = _mm512_or_si512(_mm512_and_si512(words[i], low), first);
+                    panel.q[k + 8] =
+                        _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16::<4>(words[i]), low), second);
+                }
+            }
+        }
+    }
+}
+
+impl Unpack for BlockQ6K {
+    const GROUPS: usize = 16;
+    const HAS_MIN: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn unpack(rows: &[&Self; TILE], panel: &mut Panel) {
+        unpack_signed_scales::<32>(transpose(&pieces(rows, |b| &b.scales, 0)), panel);
+        let mut heads = [0; TILE];
+        for r in 0..TILE {
+            heads[r] = i32::from(u16::from_le_bytes(rows[r].d));
+        }
+        (panel.d, panel.dmin) = halves(load(&heads));
+        let (low, two) = (_mm512_set1_epi8(15), _mm512_set1_epi8(0x30));
+        for half in 0..2 {
+            for part in 0..2 {
+                let high = transpose(&pieces(rows, |b| &b.qh, 2 * half + part));
+                for group in 0..2 {
+                    let words = transpose(&pieces(rows, |b| &b.ql, 4 * half + 2 * group + part));
+                    for i in 0..4 {
+                        // Groups 2 and 3 have the high nibbles of groups 0 and 1.
+                        let k = 32 * half + 8 * group + 4 * part + i;
+                        let first = top_bits(high[i], 2 * group, two);
+                        let second = top_bits(high[i], 2 * group + 4, two);
+                        panel.q[k] = _mm512_or_si512(_mm512_and_si512(words[i], low), first);
+                        panel.q[k + 16] =
+                            _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16::<4>(words[i]), low), second);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// 16 signed scales in bytes, of weights that lie `OFFSET` above the real ones.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn unpack_signed_scales<const OFFSET: i16>(scales: [__m512i; 4], panel: &mut Panel) {
+    for (four, bytes) in scales.into_iter().enumerate() {
+        for i in 0..4 {
+            let up = _mm512_sllv_epi32(bytes, _mm512_set1_epi32(24 - 8 * i));
+            panel.scale[4 * four + i as usize] = _mm512_srai_epi32::<24>(up);
+        }
+        for pair in 0..2 {
+            let words = _mm512_shuffle_epi8(bytes, low_bytes(2 * pair));
+            let words = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(words));
+            panel.min[2 * four + pair as usize] = _mm512_mullo_epi16(words, _mm512_set1_epi16(-OFFSET));
+        }
+    }
+}
+
+/// The sums of a token's activations in pairs of 16 bits, per group of the weights.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn pairs_of_sums(sums: &[i16; 16], groups: usize) -> [i32; 8] {
+    let mut v = load_half(sums);
+    if groups == 8 {
+        v = _mm256_castsi128_si256(_mm256_cvtepi32_epi16(_mm256_madd_epi16(v, _mm256_set1_epi16(1))));
+    }
+    let mut pairs = [0; 8];
+    // SAFETY: the array has room for 32 bytes.
+    unsafe { _mm256_storeu_si256(pairs.as_mut_ptr().cast(), v) };
+    pairs
+}
+
+/// The tiles of a format.
+pub(super) struct Per256<B>(PhantomData<B>);
+
+impl<B: Unpack> Tiles for Per256<B> {
+    type Block = B;
+    type Panel = Panel;
+    const LEN: usize = 256;
+    const BLOCKS: usize = 1;
+    const TOKENS: usize = 6;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn empty() -> Panel {
+        let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
+        Panel { q: [zero; 64], scale: [zero; 16], min: [zero; 8], d: none, dmin: none }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn unpack(rows: &[&[B]; TILE], panel: &mut Panel) {
+        let mut first = [&rows[0][0]; TILE];
+        for r in 0..TILE {
+            first[r] = &rows[r][0];
+        }
+        // SAFETY: the features are those of this function.
+        unsafe { B::unpack(&first, panel) };
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn multiply<const R: usize, const T: usize>(
+        panels: &[Panel; PANELS],
+        x: &Acts,
+        at: Place,
+        sums: &mut [[Sums; PANELS]; T],
+    ) {
+        let (form, tokens, blocks) = (x.per_256(), x.tokens(), x.cols() / 256);
+        let mut a = [&[0; 256]; T];
+        let mut pairs = [[0; 8]; T];
+        for t in 0..T {
+            let at = (at.token + t) * blocks + at.block;
+            a[t] = &form.q.as_chunks().0[at];
+            pairs[t] = pairs_of_sums(&form.sums.as_chunks().0[at], B::GROUPS);
+        }
+        let mut s = [[_mm512_setzero_si512(); T]; R];
+        let mut m = [[_mm512_setzero_si512(); T]; R];
+        for i in 0..B::GROUPS / 2 {
+            for t in 0..T {
+                let pair = _mm512_set1_epi32(pairs[t][i]);
+                for r in 0..R {
+                    m[r][t] = _mm512_dpwssd_epi32(m[r][t], panels[r].min[i], pair);
+                }
+            }
+        }
+        if B::HAS_MIN {
+            for t in 0..T {
+                let dx = _mm512_set1_ps(form.scales[at.block * tokens + at.token + t]);
+                for r in 0..R {
+                    sums[t][r].add_min(panels[r].dmin, dx, m[r][t]);
+                }
+            }
+        } else {
+            s = m;
+        }
+        let each = 64 / B::GROUPS;
+        for group in 0..B::GROUPS {
+            let mut sub = [[_mm512_setzero_si512(); T]; R];
+            for k in 0..each {
+                let k = group * each + k;
+                for t in 0..T {
+                    let a = _mm512_set1_epi32(four(a[t], k));
+                    for r in 0..R {
+                        sub[r][t] = _mm512_dpbusd_epi32(sub[r][t], panels[r].q[k], a);
+                    }
+                }
+            }
+            for r in 0..R {
+                for t in 0..T {
+                    let scaled = _mm512_mullo_epi32(sub[r][t], panels[r].scale[group]);
+                    s[r][t] = _mm512_add_epi32(s[r][t], scaled);
+                }
+            }
+        }
+        for t in 0..T {
+            let dx = _mm512_set1_ps(form.scales[at.block * tokens + at.token + t]);
+            for r in 0..R {
+                sums[t][r].add(panels[r].d, dx, s[r][t]);
+            }
+        }
+    }
+}
