@@ -279,14 +279,14 @@ impl<'m> Session<'m> {
         llama.run(&mut pass, wanted)?;
         if wanted != Logits::None {
             let rows = llama.output.rows;
-            let first = self.position + tokens.len() - self.state.logits.len() / rows;
-            for (t, row) in self.state.logits.chunks_exact(rows).enumerate() {
-                if let Some(id) = row.iter().position(|v| !v.is_finite()) {
-                    let path = self.model.path().to_owned();
-                    return Err(Error::NonFinite { path, position: first + t, id, value: row[id] });
-                }
-                self.digest.add(row);
+            let logits = &self.state.logits;
+            if let Some(at) = logits.iter().position(|v| !v.is_finite()) {
+                let path = self.model.path().to_owned();
+                let position = self.position + tokens.len() - logits.len() / rows + at / rows;
+                return Err(Error::NonFinite { path, position, id: at % rows, value: logits[at] });
             }
+            // Only once all are known to be good: a batch that failed may be fed again.
+            logits.chunks_exact(rows).for_each(|row| self.digest.add(row));
         }
         self.position += tokens.len();
         Ok(())
