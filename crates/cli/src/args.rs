@@ -127,7 +127,7 @@ pub struct Sampling {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Memory, reading and threads")]
 pub struct Session {
-    /// Positions in the context [default: prompt + -n, at most the model's own]
+    /// Positions in the context [default: what is needed (run: prompt + -n), at most the model's own]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = at_least_one)]
     pub ctx: Option<usize>,
     /// Worker threads [default: what the machine gives this process]
@@ -139,7 +139,7 @@ pub struct Session {
     /// Reads past the page cache
     #[arg(long, value_enum, default_value_t)]
     pub direct: DirectArg,
-    /// Most bytes in a chunk, such as 512K or 1MiB [default: 1MiB]
+    /// Most bytes in a chunk, such as 512K or 1MiB; at least a row is read [default: 1MiB]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = size)]
     pub chunk_bytes: Option<usize>,
     /// Whether the layers' weights stay in memory
