@@ -148,6 +148,10 @@ impl Backend for Pread {
         lookup(&self.shared.files, range)?.fetch(range, into)
     }
 
+    fn begin_pass(&self) -> Result<()> {
+        self.shared.files.iter().try_for_each(Source::unchanged)
+    }
+
     fn depth(&self) -> usize {
         self.threads.len()
     }

@@ -305,6 +305,10 @@ impl Backend for Uring {
         lookup(&self.files, range)?.fetch(range, into)
     }
 
+    fn begin_pass(&self) -> Result<()> {
+        self.files.iter().try_for_each(Source::unchanged)
+    }
+
     fn depth(&self) -> usize {
         self.depth
     }
