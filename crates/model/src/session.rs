@@ -23,8 +23,8 @@ use crate::team::Team;
 /// reading the weights is shared by many.
 const ACTIVATION_BYTES: usize = 8 << 20;
 
-/// Bounds of a batch chosen by us. Below 16 tokens a pass is all reading; above 512 nothing is gained.
-const BATCH: std::ops::RangeInclusive<usize> = 16..=512;
+/// Largest batch chosen by us: beyond it the weights' reading is shared by so many tokens that nothing is gained.
+const MOST_BATCH: usize = 512;
 
 /// What keeping all weights needs beside their bytes, when deciding whether they fit: cache, activations, binary.
 const BESIDE_WEIGHTS: u64 = 256 << 20;
@@ -134,7 +134,7 @@ impl<'m> Session<'m> {
             options.context
         ));
         let batch = options.prompt_batch.unwrap_or_else(|| {
-            (ACTIVATION_BYTES / State::bytes_per_token(&llama.config)).clamp(*BATCH.start(), *BATCH.end())
+            (ACTIVATION_BYTES / State::bytes_per_token(&llama.config)).clamp(1, MOST_BATCH)
         });
         let cancel = Arc::clone(&options.cancel);
         let weights = StreamedWeights::new(&model.table, plan, stream, Arc::clone(&team), model.isa, cancel);

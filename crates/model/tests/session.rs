@@ -199,18 +199,20 @@ fn a_batch_that_failed_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_bias_that_nothing_adds_is_refused_and_what_is_merely_odd_is_mentioned() {
+fn what_would_change_the_result_is_refused_and_what_is_merely_odd_is_mentioned() {
     let spec = Spec::tiny(TensorType::Q8_0);
-    let (_dir, path) = changed(&spec, Some(("blk.0.attn_norm.bias", &[1.0; 256])), |_, _| {});
-    let refused = Model::open(&path).err().expect("nothing adds it").to_string();
-    assert!(refused.contains("blk.0.attn_norm.bias"), "{refused}");
+    for name in ["blk.0.attn_norm.bias", "blk.0.attn_q_norm.weight", "blk.1.ffn_down.scale"] {
+        let (_dir, path) = changed(&spec, Some((name, &[1.0; 256])), |_, _| {});
+        let refused = Model::open(&path).err().expect("nothing applies it").to_string();
+        assert!(refused.contains(name), "{refused}");
+    }
     let warned = |file, words: [&str; 2]| {
         let world = World::new(file);
         let warnings = world.model.warnings();
         assert!(warnings.iter().any(|w| words.iter().all(|word| w.contains(word))), "{warnings:?}");
     };
     let mystery = changed(&spec, Some(("blk.0.mystery.weight", &[1.0; 32])), |_, _| {});
-    warned(mystery, ["1 tensors", "not used"]);
+    warned(mystery, ["blk.0.mystery.weight", "nothing uses"]);
     let zeroed = changed(&spec, None, |name, bytes| {
         if name == "blk.1.ffn_norm.weight" {
             bytes.fill(0);
