@@ -1,4 +1,4 @@
-//! How much memory this process could still take: what the machine has, and what every control group above it allows.
+//! How much memory this process could still take: what the machine has, and what every limit on it allows.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use crate::memory::kib_field;
 
 /// Bytes that could be taken without pushing others out or running into a limit: the smallest of the kernel's
-/// MemAvailable and, for every control group from ours to the root (versions 1 and 2), its limit less what is used and
-/// cannot be dropped. None where the kernel says nothing.
+/// MemAvailable; for every control group from ours to the root (versions 1 and 2), its limit less what is used and cannot
+/// be dropped; and the limit on our address space (`ulimit -v`) less what we have of it. None where the kernel says nothing.
 pub fn available() -> Option<u64> {
     available_under(Path::new("/"))
 }
@@ -19,7 +19,15 @@ fn available_under(root: &Path) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(proc.join("self").join(name)).unwrap_or_default();
     let groups = hierarchies(&read("mountinfo"), &read("cgroup"));
     let left = groups.iter().filter_map(|hierarchy| hierarchy.left(root));
-    machine.into_iter().chain(left).min()
+    let addresses = addresses_left(&read("limits"), &read("status"));
+    machine.into_iter().chain(left).chain(addresses).min()
+}
+
+/// Bytes left of the address space that `/proc/self/limits` allows; None when that is unlimited.
+fn addresses_left(limits: &str, status: &str) -> Option<u64> {
+    let soft = limits.lines().find_map(|l| l.strip_prefix("Max address space"))?.split_whitespace().next()?;
+    let limit: u64 = soft.parse().ok()?;
+    Some(limit.saturating_sub(kib_field(status, "VmSize:").unwrap_or(0)))
 }
 
 /// Names of the files in which a version of control groups says what it says.
@@ -180,6 +188,19 @@ mod tests {
             ("sys/fs/cgroup/unified/other/memory.current", "1000\n"),
         ];
         assert_eq!(left(&files), Some(49000));
+    }
+
+    #[test]
+    fn a_limit_on_addresses_counts_too() {
+        let limits = |soft| {
+            format!(
+                "Limit   Soft Limit   Hard Limit   Units\nMax address space   {soft}   unlimited   bytes\n"
+            )
+        };
+        let tree =
+            |soft| left(&[("proc/self/limits", &*limits(soft)), ("proc/self/status", "VmSize:\t  100 kB\n")]);
+        assert_eq!(tree("unlimited"), MACHINE);
+        assert_eq!(tree("500000"), Some(500_000 - (100 << 10)));
     }
 
     #[test]
