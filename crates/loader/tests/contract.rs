@@ -388,7 +388,7 @@ fn a_file_that_takes_no_direct_reads() {
         let error = open(&paths, &named).err().unwrap();
         if error.kind() != ErrorKind::Unavailable {
             assert_eq!((error.kind(), error.file()), (ErrorKind::NoDirect, Some(&*paths[0])));
-            assert!(error.to_string().contains("--direct off"), "{error}");
+            assert!(error.to_string().contains("turn direct reads off"), "{error}");
         }
     }
 }

@@ -76,7 +76,7 @@ impl Source {
         let refused = |errno: std::io::Error| {
             Error::new(ErrorKind::NoDirect, "read directly from")
                 .path(path)
-                .note("its filesystem takes no O_DIRECT reads; use --direct off")
+                .note("its filesystem takes no O_DIRECT reads; turn direct reads off")
                 .caused_by(errno)
         };
         let plain = open_regular(path)?;
@@ -171,11 +171,13 @@ impl Source {
         Ok(traffic)
     }
 
-    /// Says which flag helps, where one does.
+    /// Says what helps, where something does.
     pub(crate) fn advise(&self, error: Error) -> Error {
         let refused = error.cause().is_some_and(is_refusal);
         if self.align > 1 && refused {
-            error.note("the filesystem refuses O_DIRECT here; use --direct off")
+            error
+                .of_kind(ErrorKind::NoDirect)
+                .note("the filesystem refuses O_DIRECT here; turn direct reads off")
         } else {
             error
         }
