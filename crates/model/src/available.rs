@@ -8,18 +8,25 @@ use crate::memory::kib_field;
 /// Bytes that could be taken without pushing others out or running into a limit: the smallest of the kernel's
 /// MemAvailable; for every control group from ours to the root (versions 1 and 2), its limit less what is used and cannot
 /// be dropped; and the limit on our address space (`ulimit -v`) less what we have of it. None where the kernel says nothing.
-pub fn available() -> Option<u64> {
-    available_under(Path::new("/"))
+///
+/// `threads` are still to be started: each reserves addresses that it hardly uses.
+pub fn available(threads: usize) -> Option<u64> {
+    available_under(Path::new("/"), threads)
 }
 
+/// Addresses that the C library reserves for a thread: 64 MiB for its part of the heap, and a stack.
+const ADDRESSES_PER_THREAD: u64 = 72 << 20;
+
 /// As [`available`], with `/proc` and `/sys` below `root`.
-fn available_under(root: &Path) -> Option<u64> {
+fn available_under(root: &Path, threads: usize) -> Option<u64> {
     let proc = root.join("proc");
     let machine = fs::read_to_string(proc.join("meminfo")).ok().and_then(|m| kib_field(&m, "MemAvailable:"));
     let read = |name: &str| fs::read_to_string(proc.join("self").join(name)).unwrap_or_default();
     let groups = hierarchies(&read("mountinfo"), &read("cgroup"));
     let left = groups.iter().filter_map(|hierarchy| hierarchy.left(root));
-    let addresses = addresses_left(&read("limits"), &read("status"));
+    let reserved = (threads as u64).saturating_mul(ADDRESSES_PER_THREAD);
+    let addresses =
+        addresses_left(&read("limits"), &read("status")).map(|left| left.saturating_sub(reserved));
     machine.into_iter().chain(left).chain(addresses).min()
 }
 
@@ -130,7 +137,7 @@ mod tests {
     }
 
     fn left(files: &[(&str, &str)]) -> Option<u64> {
-        available_under(machine(files).path())
+        available_under(machine(files).path(), 0)
     }
 
     const MACHINE: Option<u64> = Some(1000 << 10);
@@ -138,7 +145,7 @@ mod tests {
     #[test]
     fn without_groups_the_machine_counts() {
         assert_eq!(left(&[]), MACHINE);
-        assert_eq!(available_under(Path::new("/nowhere")), None);
+        assert_eq!(available_under(Path::new("/nowhere"), 0), None);
     }
 
     #[test]
@@ -201,6 +208,8 @@ mod tests {
             |soft| left(&[("proc/self/limits", &*limits(soft)), ("proc/self/status", "VmSize:\t  100 kB\n")]);
         assert_eq!(tree("unlimited"), MACHINE);
         assert_eq!(tree("500000"), Some(500_000 - (100 << 10)));
+        let root = machine(&[("proc/self/limits", &limits("500000"))]);
+        assert_eq!(available_under(root.path(), 1), Some(0), "a thread's heap alone is larger");
     }
 
     #[test]
@@ -220,6 +229,6 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn this_machine_has_memory_left() {
-        assert!(available().is_some_and(|a| a > 1 << 20));
+        assert!(available(2).is_some_and(|a| a > 1 << 20));
     }
 }

@@ -111,8 +111,8 @@ impl<'m> Session<'m> {
         backend: Arc<dyn Backend>,
         settled: Settled,
     ) -> Result<Self> {
-        let Settled { kv, batch, residency, notes } = settled;
-        let team = Arc::new(Team::new(options.threads.unwrap_or_else(Team::default_workers))?);
+        let Settled { kv, batch, workers, residency, notes } = settled;
+        let team = Arc::new(Team::new(workers)?);
         let cut = Cut {
             chunk_bytes: options.chunk_bytes.unwrap_or(DEFAULT_CHUNK_BYTES),
             head_rows: options.head_rows,
@@ -325,6 +325,7 @@ struct Settled {
     kv: KvCache,
     /// Tokens of a prompt that go through the model together.
     batch: usize,
+    workers: usize,
     residency: Residency,
     /// What was decided on the caller's behalf, a line each.
     notes: Vec<String>,
@@ -339,14 +340,15 @@ impl Settled {
             .prompt_batch
             .unwrap_or_else(|| (ACTIVATION_BYTES / State::bytes_per_token(config)).clamp(1, MOST_BATCH));
         let mut notes = Vec::new();
-        let residency = residency::decide(model, options, &kv, batch, available(), &mut notes);
+        let workers = options.threads.unwrap_or_else(Team::default_workers);
+        let residency = residency::decide(model, options, &kv, batch, available(workers), &mut notes);
         notes.push(format!(
             "keys and values in {}: {:.1} MB when all {} positions are used",
             options.kv.name(),
             kv.bytes_for(options.context) as f64 / 1e6,
             options.context
         ));
-        Ok(Self { kv, batch, residency, notes })
+        Ok(Self { kv, batch, workers, residency, notes })
     }
 }
 
