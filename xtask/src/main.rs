@@ -25,7 +25,7 @@ usage: cargo xtask COMMAND
 
 environment
   SLUICE_CACHE    where fetched files go (default: $XDG_CACHE_HOME/sluice, else ~/.cache/sluice)
-  SLUICE_REQUIRE  comma list of `uring`, `direct`: where the machine forbids these it is a failure, not a skip";
+  SLUICE_REQUIRE  comma list of `uring`, `direct`, `model`: what is missing of these is a failure, not a skip";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();

@@ -74,7 +74,7 @@ pub struct Run {
     #[command(flatten)]
     pub sampling: Sampling,
     /// End the text before this string (may be given several times)
-    #[arg(long, value_name = "STR")]
+    #[arg(long, value_name = "STR", value_parser = some_text)]
     pub stop: Vec<String>,
     #[command(flatten)]
     pub session: Session,
@@ -131,7 +131,7 @@ pub struct Sampling {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Memory, reading and threads")]
 pub struct Session {
-    /// Positions in the context [default: prompt + -n, at most the model's own]
+    /// Positions in the context [default: what is needed (run: prompt + -n), at most the model's own]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = at_least_one)]
     pub ctx: Option<usize>,
     /// Worker threads [default: what the machine gives this process]
@@ -143,7 +143,7 @@ pub struct Session {
     /// Reads past the page cache
     #[arg(long, value_enum, default_value_t)]
     pub direct: DirectArg,
-    /// Most bytes in a chunk, such as 512K or 1MiB [default: 1MiB]
+    /// Most bytes in a chunk, such as 512K or 1MiB; at least a row is read [default: 1MiB]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = size)]
     pub chunk_bytes: Option<usize>,
     /// Whether the layers' weights stay in memory
@@ -185,6 +185,17 @@ impl Session {
 }
 
 impl Sampling {
+    /// Flags that were given although nothing is left to chance.
+    pub fn without_effect(&self) -> Vec<&'static str> {
+        let given = [
+            ("--top-k", self.top_k > 0),
+            ("--top-p", self.top_p < 1.0),
+            ("--min-p", self.min_p > 0.0),
+            ("--seed", self.seed.is_some()),
+        ];
+        given.iter().filter(|(_, given)| *given && self.temp == 0.0).map(|(flag, _)| *flag).collect()
+    }
+
     pub fn options(&self) -> SamplerOptions {
         SamplerOptions {
             temp: self.temp,
@@ -229,7 +240,7 @@ pub struct Logits {
     /// The GGUF file, or the first of its shards
     pub model: PathBuf,
     /// Token ids to feed, separated by commas
-    #[arg(long, value_name = "1,2,3", value_delimiter = ',', required = true, value_parser = whole::<u32>)]
+    #[arg(long, value_name = "1,2,3", value_delimiter = ',', required = true, allow_hyphen_values = true, value_parser = token_id)]
     pub ids: Vec<u32>,
     /// How many of the highest logits to print for each position
     #[arg(long, value_name = "K", default_value_t = 5, allow_negative_numbers = true, value_parser = at_least_one)]
@@ -372,6 +383,24 @@ fn threads(text: &str) -> Result<usize, String> {
         Ok(n) if (1..=MOST).contains(&n) => Ok(n),
         _ => Err(format!("wanted a whole number from 1 to {MOST}; leave the flag out for automatic")),
     }
+}
+
+/// A token id, with spaces around it as lists are printed by other programs.
+fn token_id(text: &str) -> Result<u32, String> {
+    let text = text.trim();
+    match text.strip_prefix('-') {
+        Some(digits) if digits.parse::<u64>().is_ok() => {
+            Err("a token id is never negative; wanted whole numbers, separated by commas".into())
+        }
+        _ => text.parse().map_err(|_| "wanted whole numbers, 0 or more, separated by commas".into()),
+    }
+}
+
+fn some_text(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        return Err("wanted some text; leave the flag out to stop nowhere".into());
+    }
+    Ok(text.into())
 }
 
 /// A size: a whole number with an optional unit, K M G (powers of 1000) or KiB MiB GiB (powers of 1024).

@@ -45,6 +45,20 @@ fn stdout_failure(error: io::Error) -> Failure {
     Failure::Error(Error::Machine { what: "cannot write to standard output".into(), source: error })
 }
 
+/// Whether stdout and stderr end up in the same place, as after `2>&1`.
+pub fn one_file() -> bool {
+    let place = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
+    match (rustix::fs::fstat(io::stdout()), rustix::fs::fstat(io::stderr())) {
+        (Ok(out), Ok(err)) => place(out) == place(err),
+        _ => false,
+    }
+}
+
+/// Ends a line that the text left open where stderr goes on: stdout itself stays the text, byte for byte.
+pub fn end_line_on_stderr() {
+    let _ = writeln!(io::stderr().lock());
+}
+
 /// `text` on one line and safe for a terminal: paths and names may hold anything.
 pub fn one_line(text: &str) -> String {
     escape(text.as_bytes()).to_string()

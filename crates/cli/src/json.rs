@@ -59,6 +59,8 @@ pub struct Memory {
     pub budget_bytes: Option<u64>,
     /// Null while no budget is planned.
     pub predicted_bytes: Option<u64>,
+    /// What memory is for, item by item. Null while no budget is planned: there are no items yet.
+    pub ledger: Option<()>,
     /// VmHWM.
     pub peak_rss_bytes: u64,
     /// Largest RssAnon and RssFile at the end of load and of each pass.
@@ -97,6 +99,7 @@ pub fn report_parts(report: Report, peak_rss_bytes: u64) -> (Memory, Io, Cpu) {
     let memory = Memory {
         budget_bytes: None,
         predicted_bytes: None,
+        ledger: None,
         peak_rss_bytes,
         anon_bytes: report.memory.anon,
         file_bytes: report.memory.file,

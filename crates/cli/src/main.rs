@@ -21,9 +21,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::Parser;
-use clap::error::ErrorKind;
-use sluice_model::Error;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, Parser};
+use sluice_model::{Error, loader};
 
 use crate::args::{Cli, Command};
 use crate::io::{Failure, note};
@@ -74,7 +74,19 @@ fn message(error: &Error, model: Option<&Path>) -> String {
         (Some(file), Some(model)) if file != model => {
             format!("{error} (needed by {})", model.display())
         }
-        _ => error.to_string(),
+        _ => error.to_string() + flag_that_helps(error),
+    }
+}
+
+/// What the loader advises, as flags: it knows none.
+fn flag_that_helps(error: &Error) -> &'static str {
+    let Error::Stream(error) = error else {
+        return "";
+    };
+    match error.kind() {
+        loader::ErrorKind::Unavailable => ": use --backend pread",
+        loader::ErrorKind::NoDirect => ": use --direct off",
+        _ => "",
     }
 }
 
@@ -100,17 +112,38 @@ fn unparsed(error: &clap::Error) -> Result<ExitCode, Failure> {
             text.trim_end().lines().for_each(note);
             Ok(ExitCode::from(2))
         }
-        _ => Err(Error::Usage(usage_line(&text)).into()),
+        _ => {
+            // There are no flags before the command.
+            let command = std::env::args_os().nth(1).unwrap_or_default();
+            Err(Error::Usage(usage_line(error, &command.to_string_lossy())).into())
+        }
     }
 }
 
-/// The parser's message without the paragraphs that follow it, and with a pointer to the help in their place.
-fn usage_line(text: &str) -> String {
-    let after = ["\n\nUsage:", "\n\n  tip:", "\n\nFor more information"];
-    let end = after.iter().filter_map(|mark| text.find(mark)).min();
-    let message = text[..end.unwrap_or(text.len())].trim_start_matches("error:");
-    let words: Vec<&str> = message.split_whitespace().collect();
-    format!("{}; see sluice --help", words.join(" "))
+/// The parser's message and its tips, without its paragraphs, and a pointer to the help of `command`.
+fn usage_line(error: &clap::Error, command: &str) -> String {
+    const TIP: &str = "\n  tip: ";
+    let text = error.render().to_string();
+    let rest = ["\n\nUsage:", "\n\nFor more information"];
+    let end = rest.iter().filter_map(|mark| text.find(mark)).min().unwrap_or(text.len());
+    let mut parts: Vec<String> = text[..end]
+        .trim_start_matches("error:")
+        .split(TIP)
+        .map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect();
+    let stray = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(word)) => {
+            error.kind() == ErrorKind::UnknownArgument && !word.starts_with('-')
+        }
+        _ => false,
+    };
+    if stray && ["run", "tokenize"].contains(&command) {
+        parts.push("the prompt goes after -p".into());
+    }
+    let known = Cli::command().get_subcommands().any(|c| c.get_name() == command);
+    let command = if known { format!("{command} ") } else { String::new() };
+    parts.push(format!("see sluice {command}--help"));
+    parts.join("; ")
 }
 
 #[cfg(test)]
@@ -120,16 +153,31 @@ mod tests {
     #[test]
     fn what_the_parser_says_becomes_one_line() {
         for (line, wanted) in [
-            (&["run"][..], "the following required arguments were not provided: <MODEL>; see sluice --help"),
-            (&["run", "m", "--jsn"], "unexpected argument '--jsn' found; see sluice --help"),
+            (
+                &["run"][..],
+                "the following required arguments were not provided: <MODEL>; see sluice run --help",
+            ),
+            (
+                &["run", "m", "--thread", "2"],
+                "unexpected argument '--thread' found; a similar argument exists: '--threads'; see sluice run --help",
+            ),
+            (
+                &["tokenize", "m", "hello"],
+                "unexpected argument 'hello' found; the prompt goes after -p; see sluice tokenize --help",
+            ),
+            (&["inspect", "m", "hello"], "unexpected argument 'hello' found; see sluice inspect --help"),
             (&["rn"], "unrecognized subcommand 'rn'; see sluice --help"),
             (
+                &["tokenise", "m"],
+                "unrecognized subcommand 'tokenise'; a similar subcommand exists: 'tokenize'; see sluice --help",
+            ),
+            (
                 &["run", "m", "--backend", "x\ny"],
-                "invalid value 'x y' for '--backend <BACKEND>' [possible values: auto, mmap, pread, uring]; see sluice --help",
+                "invalid value 'x y' for '--backend <BACKEND>' [possible values: auto, mmap, pread, uring]; see sluice run --help",
             ),
         ] {
             let error = Cli::try_parse_from([&["sluice"], line].concat()).expect_err("a bad line");
-            assert_eq!(usage_line(&error.render().to_string()), wanted);
+            assert_eq!(usage_line(&error, line[0]), wanted);
         }
     }
 }

@@ -10,7 +10,7 @@ use sluice_model::{
     generate,
 };
 
-use crate::io::{Failure, note, print, print_json};
+use crate::io::{self, Failure, note, print, print_json};
 use crate::json::{ModelInfo, RunDocument, Timings, report_parts};
 use crate::{args, interrupt, open};
 
@@ -28,6 +28,14 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
     let mut session = Session::open(&model, &options)?;
     if args.verbose {
         session.notes().iter().for_each(|n| note(n));
+    }
+    let idle = args.sampling.without_effect();
+    if !idle.is_empty() {
+        let verb = if idle.len() == 1 { "has" } else { "have" };
+        note(&format!(
+            "note: {} {verb} no effect at --temp 0, which takes the likeliest token every time",
+            idle.join(", ")
+        ));
     }
     if args.sampling.temp > 0.0 {
         note(&format!("seed: {}", sampler.seed()));
@@ -58,6 +66,8 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
     if line_is_open && stdout().is_terminal() {
         // For the eye only: elsewhere stdout is the text, byte for byte.
         print("\n")?;
+    } else if line_is_open && io::one_file() {
+        io::end_line_on_stderr();
     }
     let outcome = outcome?;
 

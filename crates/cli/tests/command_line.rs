@@ -40,6 +40,10 @@ fn values_out_of_range_name_their_flag_before_the_model_is_looked_at() {
         ("--top-k -1", "--top-k"),
         ("--top-p nan", "--top-p"),
         ("--top-p -0.1", "--top-p"),
+        ("--top-p 1.01", "--top-p: wanted a number from 0 to 1"),
+        ("--stop=", "--stop"),
+        ("--thread 2", "'--threads'"),
+        ("hello", "the prompt goes after -p; see sluice run --help"),
         ("--min-p 1.5", "--min-p"),
         ("--repeat-penalty 0", "--repeat-penalty"),
         ("--repeat-penalty nan", "--repeat-penalty"),
@@ -60,6 +64,9 @@ fn a_command_line_that_makes_no_sense_is_one_line_too() {
     sluice(["logits", "m.gguf"]).refused(2, &["--ids"]);
     for ids in ["", "1,", "1,,2", "a", "-1", "4294967296", "1 2"] {
         sluice(["logits", "m.gguf", &format!("--ids={ids}")]).refused(2, &["--ids"]);
+    }
+    for ids in ["-1", "-1,2", "1,-2"] {
+        sluice(["logits", "m.gguf", "--ids", ids]).refused(2, &["--ids", "never negative"]);
     }
     sluice(["logits", "m.gguf", "--ids", "1", "--top", "0"]).refused(2, &["--top"]);
     sluice(["run", "m.gguf", "--backend", "a\n\nb\x1b[31m"]).refused(2, &["--backend"]);

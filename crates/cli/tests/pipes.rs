@@ -91,6 +91,21 @@ fn a_log_holds_no_progress() {
 }
 
 #[test]
+fn the_summary_has_a_line_of_its_own_where_text_and_notes_meet() {
+    let text = shell(r#""$S" run "$M" -p the -n 9"#).ok().stdout;
+    assert!(!text.is_empty() && !text.ends_with(b"\n"), "another prompt is needed: {text:?}");
+    for line in
+        [r#""$S" run "$M" -p the -n 9 2>&1"#, r#""$S" run "$M" -p the -n 9 >"$M.log" 2>&1; cat "$M.log""#]
+    {
+        let both = shell(line).ok().stdout;
+        let rest = both.strip_prefix(&text[..]).expect("the text comes first");
+        assert!(rest.starts_with(b"\n[limit: "), "{:?}", String::from_utf8_lossy(rest));
+    }
+    let parted = shell(r#""$S" run "$M" -p the -n 9 2>"$M.err"; cat "$M.err" >&2"#).ok();
+    assert!(parted.stdout == text && parted.stderr.starts_with("[limit: "), "{parted:?}");
+}
+
+#[test]
 fn the_prompt_is_the_same_bytes_however_it_comes() {
     let (dir, path) = model();
     let file = dir.path().join("prompt.txt");

@@ -75,6 +75,26 @@ fn the_json_document_is_whole() {
 }
 
 #[test]
+fn a_second_one_at_once_is_the_same() {
+    // As `timeout` does, which signals its child and then its child's group.
+    let (_dir, path) = endless();
+    for second in [Signal::TERM, Signal::INT] {
+        let mut child = start(&path, "-p the -n 1000000000 --json --verbose");
+        let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+        stderr.read_line(&mut String::new()).expect("a note");
+        std::thread::sleep(Duration::from_millis(100));
+        // Equal signals that wait for the process are one; these few are sure to be seen apart.
+        for which in [Signal::TERM, second, second] {
+            signal(&child, which);
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let ran = finish(child);
+        assert_eq!(ran.code, Some(130), "{second:?}: {ran:?}");
+        assert_eq!(ran.json()["stop_reason"], "interrupted", "{ran:?}");
+    }
+}
+
+#[test]
 fn during_a_long_prompt() {
     let (_dir, path) = endless();
     let prompt = "q".repeat(100_000);
@@ -120,18 +140,21 @@ fn logits_are_interrupted_too() {
 }
 
 #[test]
-fn the_second_ends_what_the_first_cannot() {
+fn a_later_one_ends_what_the_first_cannot() {
     let (dir, path) = endless();
     // Opening a pipe that nobody writes to waits in the system, where no flag is looked at.
     let pipe = dir.path().join("pipe");
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).expect("a pipe");
-    let mut child = start(&path, &format!("-f {}", pipe.display()));
-    catches(&child);
-    signal(&child, Signal::INT);
-    std::thread::sleep(Duration::from_millis(50));
-    assert!(child.try_wait().expect("a state").is_none(), "the first signal ended it");
-    signal(&child, Signal::INT);
-    let ran = finish(child);
-    assert_eq!((ran.code, ran.stdout.len()), (Some(130), 0), "{ran:?}");
+    for (last, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let mut child = start(&path, &format!("-f {}", pipe.display()));
+        catches(&child);
+        signal(&child, Signal::INT);
+        signal(&child, last);
+        std::thread::sleep(Duration::from_millis(350));
+        assert!(child.try_wait().expect("a state").is_none(), "the first signal ended it");
+        signal(&child, last);
+        let ran = finish(child);
+        assert_eq!((ran.code, ran.stdout.len()), (Some(code), 0), "{ran:?}");
+    }
 }

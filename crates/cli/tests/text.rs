@@ -54,9 +54,14 @@ fn every_key_of_the_contract_is_there() {
         let value = d.pointer(pointer).and_then(Value::as_f64);
         assert!(value.is_some_and(|v| v > 0.0), "{pointer}: {d}");
     }
-    for pointer in
-        ["/memory/budget_bytes", "/memory/predicted_bytes", "/seed", "/io/wait_s", "/io/resident_bytes"]
-    {
+    for pointer in [
+        "/memory/budget_bytes",
+        "/memory/predicted_bytes",
+        "/memory/ledger",
+        "/seed",
+        "/io/wait_s",
+        "/io/resident_bytes",
+    ] {
         assert!(d.pointer(pointer).is_some(), "{pointer}: {d}");
     }
     assert_eq!((&d["prompt_tokens"], &d["generated_tokens"]), (&4.into(), &3.into()));
@@ -126,7 +131,7 @@ fn stop_strings_end_the_text_before_them() {
     let before = &text[..text.find(stop).expect("it is there")];
     let stop = stop.to_string();
     let args = |json: &'static str| {
-        ["run", path.to_str().expect("plain"), "-p", "the", "-n", "40", "--stop", "", "--stop", &stop, json]
+        ["run", path.to_str().expect("plain"), "-p", "the", "-n", "40", "--stop", "∎", "--stop", &stop, json]
     };
     let d = document(sluice(args("--json")));
     assert_eq!((&d["text"], &d["stop_reason"]), (&before.into(), &"stop".into()));
@@ -165,9 +170,28 @@ fn extreme_settings_that_mean_greedy_are_greedy() {
     let off = result(run(&path, "-p the -n 20 --json --temp 0.9 --seed 4"));
     let same = result(run(
         &path,
-        "-p the -n 20 --json --temp 0.9 --seed 4 --top-k 0 --top-p 7 --min-p 0 --repeat-penalty 1",
+        "-p the -n 20 --json --temp 0.9 --seed 4 --top-k 0 --top-p 1 --min-p 0 --repeat-penalty 1",
     ));
     assert_eq!(off, same);
+}
+
+#[test]
+fn flags_of_chance_without_chance_are_pointed_out() {
+    let (_dir, path) = model();
+    let plain = run(&path, "-p the -n 5").ok();
+    for (flags, note) in [
+        ("--top-k 5", "note: --top-k has no effect at --temp 0"),
+        ("--top-p 0.9 --seed 4", "note: --top-p, --seed have no effect at --temp 0"),
+        ("--temp 0 --min-p 0.1", "note: --min-p has no effect at --temp 0"),
+    ] {
+        let ran = run(&path, &format!("-p the -n 5 {flags}")).ok();
+        assert!(ran.stderr.lines().any(|l| l.starts_with(note)), "{ran:?}");
+        assert_eq!(ran.stdout, plain.stdout);
+    }
+    for flags in ["--repeat-penalty 1.1", "--temp 1 --top-k 5 --top-p 0.9 --min-p 0.1 --seed 4"] {
+        let ran = run(&path, &format!("-p the -n 5 {flags}")).ok();
+        assert!(!ran.stderr.contains("no effect"), "{ran:?}");
+    }
 }
 
 #[test]
@@ -212,6 +236,8 @@ fn logits_rank_by_value_then_id_and_check_their_ids() {
     let few = document(logits("--ids 1,5,9 --json --top 2 --threads 3 --chunk-bytes 1"));
     assert_eq!(few["logits_digest"], all["logits_digest"]);
     assert_eq!(document(logits("--ids 1 --json"))["nll"], Value::Null);
+    let spaced = sluice(["logits", path.to_str().expect("plain"), "--ids", " 1, 5 ,9", "--json"]);
+    assert_eq!(document(spaced)["logits_digest"], all["logits_digest"]);
     logits("--ids 1,320").refused(2, &["320"]);
     logits("--ids 1,4294967295").refused(2, &["4294967295", "320"]);
     logits("--ids 1,2,3 --ctx 2").refused(2, &["3", "2", "--ctx"]);

@@ -57,6 +57,8 @@ impl Header {
         for i in 0..tensor_count {
             raw.push(RawInfo::read(&mut cursor, i, tensor_count, limits)?);
         }
+        let behind = Cursor::new(source, file_len, cursor.pos(), limits.header_bytes);
+        refuse_uncounted(behind, tensor_count, alignment, limits)?;
         // Not past the end of u64: the position is a file's, the alignment at most `limits.alignment`.
         let data_start = cursor.pos().checked_next_multiple_of(alignment).ok_or_else(|| {
             let why = format!("{ALIGNMENT_KEY} {alignment}: the data would start past the end of file");
@@ -128,6 +130,24 @@ impl Header {
 
     fn path(&self) -> Option<&Path> {
         self.metadata.path()
+    }
+}
+
+/// Refuses a file that goes on with an info beyond the count: the data would seem to start there, and every tensor would
+/// be read from the wrong place without a sign of it.
+fn refuse_uncounted(mut behind: Cursor<'_>, count: u64, alignment: u64, limits: &Limits) -> Result<()> {
+    let at = behind.pos();
+    match RawInfo::read(&mut behind, count, count, limits) {
+        Ok(next) if next.is_plausible(alignment) => {
+            let why = format!(
+                "tensor count {count} is too small: the info of tensor {} follows; the file is damaged, convert the \
+                 model again",
+                next.quoted_name()
+            );
+            Err(Error::new(ErrorKind::Malformed, why).at(at))
+        }
+        // Padding, data or the end of the file, as it should be.
+        _ => Ok(()),
     }
 }
 

@@ -11,6 +11,12 @@
 //! for tensor in model.tensors() {
 //!     println!("{} {} {:?} at {}", tensor.name, tensor.ty, tensor.dims(), tensor.offset);
 //! }
+//! // Arrays come piece by piece. Strings are lent, so there is no `for` over them; integers and floats are iterators.
+//! if let Some(mut tokens) = model.strings("tokenizer.ggml.tokens")? {
+//!     while let Some(token) = tokens.next() {
+//!         println!("{}", String::from_utf8_lossy(token?));
+//!     }
+//! }
 //! # Ok::<(), sluice_gguf::Error>(())
 //! ```
 //!

@@ -98,6 +98,20 @@ impl RawInfo {
         let offset = cursor.u64(format_args!("offset of tensor {quoted}"))?;
         Ok(Self { name, type_id, dims, n_dims: n_dims as u8, offset })
     }
+
+    /// The name, for messages.
+    pub fn quoted_name(&self) -> String {
+        quote(self.name.as_bytes())
+    }
+
+    /// Whether this can be the info of a tensor. Bytes of weights or padding practically never are: an info has a short
+    /// text behind a 64-bit length, a known type and an aligned offset.
+    pub fn is_plausible(&self, alignment: u64) -> bool {
+        let printable = self.name.bytes().all(|b| b.is_ascii_graphic());
+        let sized = self.dims.iter().all(|&dim| dim != 0 && i64::try_from(dim).is_ok());
+        let typed = TensorType::from_id(self.type_id).is_some();
+        printable && sized && typed && self.offset.is_multiple_of(alignment)
+    }
 }
 
 /// How a file's data section lies.

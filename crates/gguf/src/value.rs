@@ -94,7 +94,8 @@ pub struct ArrayInfo {
 }
 
 /// A metadata value. `Display` is safe for a terminal: strings are escaped, arrays shown as their type and length.
-#[derive(Clone, Debug, PartialEq)]
+/// `Debug` shows strings as text, quoted and escaped as Rust has it.
+#[derive(Clone, PartialEq)]
 #[allow(missing_docs)] // the names say it
 pub enum Value {
     U8(u8),
@@ -211,6 +212,17 @@ impl Value {
                 let bytes = cursor.take(size, format_args!("value of key {key}"))?;
                 Self::decode(ty, bytes).ok_or_else(|| bad_bool(key, bytes[0]).at(at))
             }
+        }
+    }
+}
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::String(bytes) => f.debug_tuple("String").field(&String::from_utf8_lossy(bytes)).finish(),
+            Self::Array(array) => f.debug_tuple("Array").field(array).finish(),
+            // The types have the variants' names.
+            scalar => write!(f, "{:?}({scalar})", scalar.ty()),
         }
     }
 }
@@ -338,6 +350,18 @@ mod tests {
         assert_eq!(Value::U64((1 << 53) + 1).number(), None);
         assert_eq!(Value::F32(0.5).integer(), None);
         assert_eq!(Value::Bool(true).number(), None);
+    }
+
+    #[test]
+    fn debug_shows_text_as_text() {
+        let show = |value: Value| format!("{value:?}");
+        assert_eq!(
+            show(Value::String(b"a\n\"\x1b\xff".as_slice().into())),
+            "String(\"a\\n\\\"\\u{1b}\u{fffd}\")"
+        );
+        assert_eq!(show(Value::U32(7)), "U32(7)");
+        let array = ArrayInfo { element: ValueType::F32, len: 3, offset: 8, bytes: 12 };
+        assert_eq!(show(Value::Array(array)), format!("Array({array:?})"));
     }
 
     #[test]

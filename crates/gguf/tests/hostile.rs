@@ -130,6 +130,24 @@ fn counts_beyond_the_file() {
 }
 
 #[test]
+fn a_tensor_count_that_is_too_small_does_not_shift_the_data() {
+    let raw = Raw::good();
+    let whole = raw.bytes();
+    let body = &whole[raw.head(0, 0).len()..];
+    for (count, next) in [(2, "\"c\""), (1, "\"b\""), (0, "\"a\"")] {
+        let bytes = [&raw.head(count, 2), body].concat();
+        refused(&bytes, Malformed, &[&format!("tensor count {count} is too small"), next]);
+    }
+    // Weights and padding are not taken for an info, and neither is the end of the file.
+    for filler in [0, 1, 255] {
+        let mut bytes = whole.clone();
+        let data = bytes.len() - raw.data;
+        bytes[data..].fill(filler);
+        accepted(&bytes);
+    }
+}
+
+#[test]
 fn keys_that_are_too_long_empty_double_or_not_text() {
     for len in [1 << 48, u64::MAX, u64::MAX - 7, 60] {
         let raw = [Raw::good().head(0, 1), len.to_le_bytes().into(), vec![b'k'; 20]].concat();

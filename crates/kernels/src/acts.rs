@@ -1,9 +1,4 @@
 //! Activations: the f32 values of some tokens, and the 8-bit forms of them that quantised weights are multiplied with.
-//!
-//! An 8-bit form has one scale per group of values: 256 for the K formats, 32 for the other quantised ones. With `amax` the
-//! largest magnitude in the group, `scale = amax/127` and `q = round_ties_even(x · (127/amax))`. A group that is all zero,
-//! or so small that 127/amax is not finite, has scale 0 and `q` 0. A group with a value that is not finite has scale NaN
-//! and `q` 0, so that it shows in every product instead of passing for a large number.
 
 use crate::format::Format;
 use crate::isa::{Isa, Portable};
@@ -11,6 +6,12 @@ use crate::isa::{Isa, Portable};
 /// `tokens × cols` activations, token-major.
 ///
 /// One is meant to be used over and over: its buffers grow to the largest shape seen and stay.
+///
+/// F32, F16 and BF16 weights are multiplied with the values themselves, the quantised formats with an 8-bit form of
+/// them. That has one scale per group of values: 256 for the K formats, 32 for the others. With `amax` the largest
+/// magnitude in the group, `scale = amax/127` and `q = round_ties_even(x · (127/amax))`. A group that is all zero, or so
+/// small that 127/amax is not finite, has scale 0 and `q` 0. A group with a value that is not finite has scale NaN and
+/// `q` 0, so that it shows in every product instead of passing for a large number.
 #[derive(Debug, Default)]
 pub struct Acts {
     tokens: usize,
@@ -73,7 +74,8 @@ impl Acts {
         (self.per_32.ready, self.per_256.ready) = (false, false);
     }
 
-    /// Builds the form that rows of `format` are multiplied with, unless it is there already.
+    /// Builds the form that rows of `format` are multiplied with, unless it is there already. Formats with groups of the
+    /// same length share one; for F32, F16 and BF16 there is nothing to build.
     ///
     /// # Panics
     /// When the columns are not a whole number of the format's blocks; such rows cannot exist.

@@ -76,7 +76,7 @@ pub fn value(format: Format, block: &[u8], i: usize) -> f64 {
     }
 }
 
-/// The values of one row of whole blocks.
+/// The values of one row of whole blocks; bytes of `row` behind the last whole block are left out.
 pub fn dequantise(format: Format, row: &[u8]) -> Vec<f64> {
     let blocks = row.chunks_exact(format.block_bytes());
     blocks.flat_map(|block| (0..format.block_len()).map(move |i| value(format, block, i))).collect()

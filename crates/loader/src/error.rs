@@ -20,7 +20,7 @@ pub enum ErrorKind {
     Shortened,
     /// The file is not the one that was opened: its length or time of change differs.
     Changed,
-    /// Direct reads were asked for by name and this file does not take them.
+    /// Direct reads were asked for by name, and this file does not take them or this machine has no threads for them.
     NoDirect,
     /// The backend was asked for by name and this machine does not have it.
     Unavailable,
@@ -59,6 +59,12 @@ impl Error {
     pub fn new(kind: ErrorKind, op: &'static str) -> Self {
         let inner = Inner { kind, op, path: None, at: None, note: String::new(), source: None };
         Error { inner: Arc::new(inner) }
+    }
+
+    /// Another kind, for who knows better than whoever met it.
+    #[must_use]
+    pub(crate) fn of_kind(self, kind: ErrorKind) -> Self {
+        self.edit(|inner| inner.kind = kind)
     }
 
     /// Names the file.

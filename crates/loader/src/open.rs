@@ -66,7 +66,7 @@ pub struct Opened {
 pub fn open(paths: &[PathBuf], options: &Options) -> Result<Opened> {
     if options.backend == Choice::Mmap && options.direct == Direct::On {
         return Err(Error::new(ErrorKind::Usage, "open files")
-            .note("a mapping goes through the page cache; with --direct on use --backend pread or uring"));
+            .note("direct reads with a mapping: a mapping goes through the page cache; choose the backend pread or uring, or turn direct reads off"));
     }
     if paths.is_empty() || paths.len() > usize::from(u16::MAX) {
         let note = format!("{} were named; wanted 1 to 65535", paths.len());
@@ -197,7 +197,8 @@ fn uring(paths: &[PathBuf], direct: bool, depth: Option<usize>) -> Result<Arc<dy
 
 #[cfg(not(target_os = "linux"))]
 fn uring(_paths: &[PathBuf], _direct: bool, _depth: Option<usize>) -> Result<Arc<dyn Backend>> {
-    Err(Error::new(ErrorKind::Unavailable, "use io_uring").note("only Linux has it; use --backend pread"))
+    Err(Error::new(ErrorKind::Unavailable, "use io_uring")
+        .note("only Linux has it; choose the backend pread"))
 }
 
 /// Samples per set of files: enough to tell half from most, few enough to cost under a millisecond.

@@ -23,7 +23,12 @@ use crate::schedule::{Schedule, Step};
 use crate::stats::{Stats, Traffic};
 use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
 
-/// A schedule on its way through a backend. Shared by workers; see the module's page for what they must keep to.
+/// A schedule on its way through a backend, shared by workers.
+///
+/// Positions count the steps of all announced passes from 0 and for ever. So that nobody waits for ever, every worker
+/// takes its loans in ascending order of position and holds at most one at a time, and of every announced step somebody
+/// takes as many loans as [`Step::loans`] says: a step that is skipped keeps its slot, and everybody behind it waits.
+/// A worker that cannot go on calls [`Stream::stop`].
 pub struct Stream {
     backend: Arc<dyn Backend>,
     schedule: Schedule,

@@ -158,3 +158,31 @@ impl Layer {
         Ok(Self { attention, ffn })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_fixtures::{Spec, TensorType};
+
+    #[test]
+    fn matrices_that_share_their_input_are_asked_for_together_and_a_tied_table_last() {
+        let spec = Spec { tied: true, ..Spec::tiny(TensorType::Q8_0) };
+        let dir = tempfile::TempDir::new().expect("a temporary folder");
+        let path = dir.path().join("tiny.gguf");
+        std::fs::write(&path, spec.to_bytes().expect("a valid spec")).expect("room for a tiny model");
+        let gguf = Gguf::open(&path).expect("a good header");
+        let (llama, table, _) = Llama::load(&gguf, Isa::scalar()).expect("a whole model");
+        let [with_head, without] = llama.record(Isa::scalar()).expect("two kinds of pass");
+        let name = |id: &WeightId| table.get(*id).name.trim_end_matches(".weight");
+        let names: Vec<Vec<&str>> = with_head.iter().map(|group| group.iter().map(name).collect()).collect();
+        let mut wanted: Vec<Vec<String>> = Vec::new();
+        for layer in 0..2 {
+            for group in ["attn_q attn_k attn_v", "attn_output", "ffn_gate ffn_up", "ffn_down"] {
+                wanted.push(group.split(' ').map(|part| format!("blk.{layer}.{part}")).collect());
+            }
+        }
+        wanted.push(vec!["token_embd".into()]);
+        assert_eq!(names, wanted);
+        assert_eq!(without, with_head[..with_head.len() - 1]);
+    }
+}

@@ -29,6 +29,7 @@
 
 #![deny(unsafe_code)] // but for the team, whose regions lend a closure to other threads
 
+mod available;
 pub mod config;
 mod digest;
 mod error;
@@ -40,6 +41,7 @@ mod memory;
 mod model;
 mod options;
 pub mod plan;
+mod residency;
 mod sample;
 mod session;
 mod state;

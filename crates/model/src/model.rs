@@ -1,6 +1,9 @@
 //! A model as opened: header checked, vocabulary and small vectors in memory, matrices still in the file.
 
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use sluice_gguf::Gguf;
 use sluice_kernels::{Format, Isa};
@@ -19,6 +22,8 @@ pub struct Model {
     pub(crate) tokenizer: Tokenizer,
     /// All files of the model: one, or its shards in order.
     pub(crate) paths: Vec<PathBuf>,
+    /// What those files were when their headers were read.
+    identities: Vec<Identity>,
     pub(crate) file_bytes: u64,
     pub(crate) isa: Isa,
     name: Option<String>,
@@ -40,6 +45,10 @@ impl Model {
     /// As [`Model::open`].
     pub fn open_with(path: &Path, isa: Isa) -> Result<Self> {
         let gguf = Gguf::open(path)?;
+        let identities = gguf.files().iter().zip(gguf.paths()).map(|(file, path)| {
+            Ok(Identity::of(&file.metadata().map_err(|source| unanswered(path, source))?))
+        });
+        let identities = identities.collect::<Result<_>>()?;
         let (llama, table, mut warnings) = Llama::load(&gguf, isa)?;
         let tokenizer = tokenizer(&gguf)?;
         if tokenizer.vocab_size() > llama.output.rows {
@@ -58,11 +67,25 @@ impl Model {
             table,
             tokenizer,
             paths: gguf.paths().to_vec(),
+            identities,
             file_bytes: gguf.file_bytes(),
             isa,
             name: gguf.str("general.name")?.map(|n| n.to_string()),
             warnings,
         })
+    }
+
+    /// Whether the paths still lead to the files whose headers were read. To be asked after the weights' files were opened
+    /// by path: in between another file may have been moved there, and its weights do not lie where this header says.
+    pub(crate) fn check_files(&self) -> Result<()> {
+        for (path, identity) in self.paths.iter().zip(&self.identities) {
+            let now = std::fs::metadata(path).map_err(|source| unanswered(path, source))?;
+            if Identity::of(&now) != *identity {
+                let why = "another file took its place, or it was written to, after its header was read; start again";
+                return Err(Error::tensor(path, why));
+            }
+        }
+        Ok(())
     }
 
     /// The vocabulary.
@@ -96,6 +119,26 @@ impl Model {
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
+}
+
+/// What tells a file from another one at the same path, and from itself after a write.
+#[derive(PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    length: u64,
+    changed: Option<SystemTime>,
+}
+
+impl Identity {
+    fn of(file: &Metadata) -> Self {
+        let changed = file.modified().ok();
+        Self { device: file.dev(), inode: file.ino(), length: file.len(), changed }
+    }
+}
+
+fn unanswered(path: &Path, source: std::io::Error) -> Error {
+    Error::Machine { what: format!("{}: cannot ask what file it is", path.display()), source }
 }
 
 /// Only the vocabulary of the file at `path`, which need not hold any tensors.

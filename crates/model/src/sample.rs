@@ -19,7 +19,7 @@ pub struct SamplerOptions {
     pub temp: f32,
     /// Choose among this many tokens with the largest logits; 0 for all.
     pub top_k: usize,
-    /// Choose among the fewest tokens whose probabilities add up to this; 1 or more for all, 0 for the largest alone.
+    /// Choose among the fewest tokens whose probabilities add up to this, from 0 (the largest alone) to 1 (all).
     pub top_p: f32,
     /// Choose among the tokens that are at least this times as probable as the most probable one; 0 for all.
     pub min_p: f32,
@@ -109,8 +109,8 @@ impl Sampler {
         };
         let SamplerOptions { temp, top_p, min_p, repeat_penalty, .. } = options;
         check("--temp", temp, "a finite number of at least 0", (0.0..=f32::MAX).contains(&temp))?;
-        check("--top-p", top_p, "a number of at least 0", top_p >= 0.0)?;
-        check("--min-p", min_p, "a number from 0 to 1", (0.0..=1.0).contains(&min_p))?;
+        check("--top-p", top_p, "a number from 0 to 1 (1 is off)", (0.0..=1.0).contains(&top_p))?;
+        check("--min-p", min_p, "a number from 0 to 1 (0 is off)", (0.0..=1.0).contains(&min_p))?;
         let positive = repeat_penalty > 0.0 && repeat_penalty.is_finite();
         check("--repeat-penalty", repeat_penalty, "a finite number above 0", positive)?;
         // The standard library's hash keys are random: a source of seeds that needs no crate.
@@ -366,7 +366,7 @@ mod tests {
         assert!(found[0] == 0 && found[2] == 0 && found[3] > 200, "{found:?}");
         let found = counts(top(0.85), &logits, 1000); // of the two tenths the lower id comes first
         assert!(found[0] > 50 && found[2] == 0, "{found:?}");
-        assert!(counts(top(1.5), &logits, 1000).iter().all(|&n| n > 0));
+        assert!(counts(top(1.0), &logits, 1000).iter().all(|&n| n > 0));
         // A flat distribution needs more than the first try: exactly half of the tokens have half of it.
         let found = counts(top(0.5), &[0.0; 600], 3000);
         assert!(
@@ -419,6 +419,11 @@ mod tests {
             assert_eq!(flag(SamplerOptions { top_p: bad, ..good() }), "--top-p");
             assert_eq!(flag(SamplerOptions { min_p: bad, ..good() }), "--min-p");
             assert_eq!(flag(SamplerOptions { repeat_penalty: bad, ..good() }), "--repeat-penalty");
+        }
+        for bad in [1.001, 7.0, f32::INFINITY] {
+            let flag = |options| Sampler::new(options).unwrap_err().flag();
+            assert_eq!(flag(SamplerOptions { top_p: bad, ..good() }), "--top-p");
+            assert_eq!(flag(SamplerOptions { min_p: bad, ..good() }), "--min-p");
         }
         let error = Sampler::new(SamplerOptions { repeat_penalty: 0.0, ..good() }).unwrap_err();
         assert_eq!(error.to_string(), "--repeat-penalty: wanted a finite number above 0, found 0");

@@ -5,15 +5,17 @@ use std::sync::Arc;
 use sluice_kernels::{QuantRows, dequantise};
 use sluice_loader::{Backend, Stream};
 
+use crate::available::available;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
 use crate::layers::Pass;
 use crate::layers::output::Logits;
-use crate::memory::{self, ProcessMemory};
+use crate::memory::ProcessMemory;
 use crate::model::Model;
-use crate::options::{DEFAULT_CHUNK_BYTES, Options, Placement};
+use crate::options::{DEFAULT_CHUNK_BYTES, Options};
 use crate::plan::{Cut, Plan, Residency};
+use crate::residency;
 use crate::sample::NonFinite;
 use crate::state::{State, sized};
 use crate::stream::{PassKind, StreamedWeights};
@@ -23,11 +25,8 @@ use crate::team::Team;
 /// reading the weights is shared by many.
 const ACTIVATION_BYTES: usize = 8 << 20;
 
-/// Bounds of a batch chosen by us. Below 16 tokens a pass is all reading; above 512 nothing is gained.
-const BATCH: std::ops::RangeInclusive<usize> = 16..=512;
-
-/// What keeping all weights needs beside their bytes, when deciding whether they fit: cache, activations, binary.
-const BESIDE_WEIGHTS: u64 = 256 << 20;
+/// Largest batch chosen by us: beyond it the weights' reading is shared by so many tokens that nothing is gained.
+const MOST_BATCH: usize = 512;
 
 /// What a session did with files and memory so far.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -78,22 +77,23 @@ impl<'m> Session<'m> {
     /// Opens a session; nothing of the weights is read yet.
     ///
     /// # Errors
-    /// When options contradict each other or the model, or the backend asked for is not to be had.
+    /// When options contradict each other or the model, when the backend asked for is not to be had, or when the model's
+    /// files are no longer those whose headers were read.
     pub fn open(model: &'m Model, options: &Options) -> Result<Self> {
-        let mut notes = Vec::new();
-        let residency = residency(model, options, &mut notes);
-        let all_resident = residency.layers && residency.head;
+        let mut settled = Settled::new(model, options)?;
+        let Residency { layers, head } = settled.residency;
         let opened = sluice_loader::open(
             &model.paths,
             &sluice_loader::Options {
                 backend: options.backend,
                 direct: options.direct,
                 depth: None,
-                all_resident,
+                all_resident: layers && head,
             },
         )?;
-        notes.extend(opened.notes);
-        Self::start(model, options, opened.backend, residency, notes)
+        model.check_files()?;
+        settled.notes.extend(opened.notes);
+        Self::start(model, options, opened.backend, settled)
     }
 
     /// As [`Session::open`], with weights from a backend of the caller's, which must hold the model's files in order.
@@ -102,20 +102,17 @@ impl<'m> Session<'m> {
     /// # Errors
     /// When options contradict each other or the model.
     pub fn with_backend(model: &'m Model, options: &Options, backend: Arc<dyn Backend>) -> Result<Self> {
-        let mut notes = Vec::new();
-        let residency = residency(model, options, &mut notes);
-        Self::start(model, options, backend, residency, notes)
+        Self::start(model, options, backend, Settled::new(model, options)?)
     }
 
     fn start(
         model: &'m Model,
         options: &Options,
         backend: Arc<dyn Backend>,
-        residency: Residency,
-        mut notes: Vec<String>,
+        settled: Settled,
     ) -> Result<Self> {
-        check_options(model, options)?;
-        let team = Arc::new(Team::new(options.threads.unwrap_or_else(Team::default_workers))?);
+        let Settled { kv, batch, workers, residency, notes } = settled;
+        let team = Arc::new(Team::new(workers)?);
         let cut = Cut {
             chunk_bytes: options.chunk_bytes.unwrap_or(DEFAULT_CHUNK_BYTES),
             head_rows: options.head_rows,
@@ -126,16 +123,6 @@ impl<'m> Session<'m> {
         let head = llama.output.head.weight;
         let plan = Plan::new(&llama.record(model.isa)?, &model.table, head, &cut, residency);
         let stream = Stream::new(backend, plan.schedule(&model.table)?, team.workers())?;
-        let kv = KvCache::new(&llama.config, options.kv)?;
-        notes.push(format!(
-            "keys and values in {}: {:.1} MB when all {} positions are used",
-            options.kv.name(),
-            kv.bytes_for(options.context) as f64 / 1e6,
-            options.context
-        ));
-        let batch = options.prompt_batch.unwrap_or_else(|| {
-            (ACTIVATION_BYTES / State::bytes_per_token(&llama.config)).clamp(*BATCH.start(), *BATCH.end())
-        });
         let cancel = Arc::clone(&options.cancel);
         let weights = StreamedWeights::new(&model.table, plan, stream, Arc::clone(&team), model.isa, cancel);
         Ok(Self {
@@ -287,14 +274,14 @@ impl<'m> Session<'m> {
         llama.run(&mut pass, wanted)?;
         if wanted != Logits::None {
             let rows = llama.output.rows;
-            let first = self.position + tokens.len() - self.state.logits.len() / rows;
-            for (t, row) in self.state.logits.chunks_exact(rows).enumerate() {
-                if let Some(id) = row.iter().position(|v| !v.is_finite()) {
-                    let path = self.model.path().to_owned();
-                    return Err(Error::NonFinite { path, position: first + t, id, value: row[id] });
-                }
-                self.digest.add(row);
+            let logits = &self.state.logits;
+            if let Some(at) = logits.iter().position(|v| !v.is_finite()) {
+                let path = self.model.path().to_owned();
+                let position = self.position + tokens.len() - logits.len() / rows + at / rows;
+                return Err(Error::NonFinite { path, position, id: at % rows, value: logits[at] });
             }
+            // Only once all are known to be good: a batch that failed may be fed again.
+            logits.chunks_exact(rows).for_each(|row| self.digest.add(row));
         }
         self.position += tokens.len();
         Ok(())
@@ -341,27 +328,36 @@ impl<'m> Session<'m> {
     }
 }
 
-/// Decides what stays, as asked for or by what is available.
-fn residency(model: &Model, options: &Options, notes: &mut Vec<String>) -> Residency {
-    let available = memory::available();
-    let needed = model.file_bytes + BESIDE_WEIGHTS;
-    // Where the kernel does not say what is available, streaming is the choice that always works.
-    let fits = available.is_some_and(|a| needed <= a);
-    if options.layers == Placement::Auto || options.head == Placement::Auto {
-        let verdict = if fits { "weights stay in memory" } else { "weights are streamed" };
-        notes.push(match available {
-            Some(a) => {
-                format!("{verdict}: about {} MB needed, {} MB available", needed / 1_000_000, a / 1_000_000)
-            }
-            None => format!("{verdict}: the system does not say how much memory is available"),
-        });
+/// What is decided before a backend is opened.
+struct Settled {
+    kv: KvCache,
+    /// Tokens of a prompt that go through the model together.
+    batch: usize,
+    workers: usize,
+    residency: Residency,
+    /// What was decided on the caller's behalf, a line each.
+    notes: Vec<String>,
+}
+
+impl Settled {
+    fn new(model: &Model, options: &Options) -> Result<Self> {
+        check_options(model, options)?;
+        let config = &model.llama.config;
+        let kv = KvCache::new(config, options.kv)?;
+        let batch = options
+            .prompt_batch
+            .unwrap_or_else(|| (ACTIVATION_BYTES / State::bytes_per_token(config)).clamp(1, MOST_BATCH));
+        let mut notes = Vec::new();
+        let workers = options.threads.unwrap_or_else(Team::default_workers);
+        let residency = residency::decide(model, options, &kv, batch, available(workers), &mut notes);
+        notes.push(format!(
+            "keys and values in {}: {:.1} MB when all {} positions are used",
+            options.kv.name(),
+            kv.bytes_for(options.context) as f64 / 1e6,
+            options.context
+        ));
+        Ok(Self { kv, batch, workers, residency, notes })
     }
-    let stays = |p| match p {
-        Placement::Auto => fits,
-        Placement::Resident => true,
-        Placement::Stream => false,
-    };
-    Residency { layers: stays(options.layers), head: stays(options.head) }
 }
 
 /// Refuses options that contradict the model or make no sense, naming the flag.

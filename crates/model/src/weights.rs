@@ -255,7 +255,7 @@ impl<'a> Finder<'a> {
             ));
         }
         let unused = self.gguf.tensors().iter().filter(|t| !self.used.contains(t.name.as_str()));
-        let mut ignored = 0;
+        let mut ignored = Vec::new();
         for tensor in unused {
             if let Some(layer) = layer_of(&tensor.name)
                 && layer >= layers as u64
@@ -268,16 +268,26 @@ impl<'a> Finder<'a> {
                     ),
                 ));
             }
-            if tensor.name.ends_with(".bias") {
+            // What scales or shifts values in a layer belongs to an architecture that this one only resembles: without
+            // it the text would be fluent and wrong.
+            let in_a_layer = layer_of(&tensor.name).is_some();
+            let changes_the_result = tensor.name.ends_with(".bias")
+                || in_a_layer && (tensor.name.ends_with("_norm.weight") || tensor.name.ends_with(".scale"));
+            if changes_the_result {
                 return Err(Error::tensor(
                     path,
-                    format!("tensor {} is a bias that this program does not know where to add", tensor.name),
+                    format!(
+                        "tensor {} would change the result and this program does not know how: the model is of a kind \
+                         that is not supported",
+                        tensor.name
+                    ),
                 ));
             }
-            ignored += 1;
+            ignored.push(tensor.name.as_str());
         }
-        if ignored > 0 {
-            self.warnings.push(format!("{ignored} tensors in the file are not used by this architecture"));
+        if let [first, rest @ ..] = &ignored[..] {
+            let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+            self.warnings.push(format!("tensors that nothing uses: {first}{more}"));
         }
         Ok((self.table, self.warnings))
     }

@@ -29,6 +29,22 @@ fn options(threads: usize) -> Options {
 }
 
 #[test]
+fn a_file_that_took_the_place_of_the_one_whose_header_was_read_is_refused() {
+    let (dir, path) = write(&mixed());
+    let bytes = std::fs::read(&path).expect("the file just written");
+    let model = Model::open(&path).expect("a tiny model");
+    Session::open(&model, &options(1)).expect("still the same file");
+    // The same length and even the same bytes: only that it is another file can tell.
+    let other = dir.path().join("other.gguf");
+    std::fs::write(&other, &bytes).expect("room for a copy");
+    std::fs::rename(&other, &path).expect("the same folder");
+    let error = Session::open(&model, &options(1)).err().expect("another file").to_string();
+    assert!(error.contains("tiny.gguf") && error.contains("took its place"), "{error}");
+    std::fs::remove_file(&path).expect("a file");
+    assert!(Session::open(&model, &options(1)).is_err());
+}
+
+#[test]
 fn a_session_survives_failing_reads_and_gives_the_same_bits() {
     let (_dir, path) = write(&mixed());
     let bytes = std::fs::read(&path).expect("the file just written");

@@ -3,6 +3,7 @@
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rustix::io::Errno;
 
@@ -23,18 +24,51 @@ const MAX_PIECE: usize = 1 << 30;
 /// Bounce memory of an on-demand direct read: rows of an embedding table fit, and a longer range takes several turns.
 const BOUNCE: usize = 256 << 10;
 
+/// What a file was like when it was opened, to notice when it is written to meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stamp {
+    length: u64,
+    changed: Option<SystemTime>, // none where the filesystem keeps no such time
+}
+
+impl Stamp {
+    pub(crate) fn of(file: &fs::File, path: &Path) -> Result<Self> {
+        let metadata = file.metadata().map_err(|error| cannot_open(path, error))?;
+        Ok(Stamp { length: metadata.len(), changed: metadata.modified().ok() })
+    }
+
+    /// Length of the file in bytes.
+    pub(crate) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// An error if the file was written to since: weights of two files would be mixed without a word.
+    pub(crate) fn check(&self, file: &fs::File, path: &Path) -> Result<()> {
+        let now = Stamp::of(file, path)?;
+        if now.length == self.length && now.changed == self.changed {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Changed, "go on with").path(path).note(format!(
+            "it was written to while in use: {} bytes at open, {} now; start again",
+            self.length, now.length
+        )))
+    }
+}
+
 /// One open file.
 #[derive(Debug)]
 pub(crate) struct Source {
     path: PathBuf,
     file: fs::File,
+    stamp: Stamp,
     align: usize, // 1 when reads go through the page cache
 }
 
 impl Source {
     /// Opens for reads through the page cache.
     pub(crate) fn buffered(path: &Path) -> Result<Self> {
-        Ok(Source { path: path.to_owned(), file: open_regular(path)?, align: 1 })
+        let file = open_regular(path)?;
+        Ok(Source { path: path.to_owned(), stamp: Stamp::of(&file, path)?, file, align: 1 })
     }
 
     /// Opens for reads round the page cache and tries one, since some filesystems refuse only then.
@@ -42,7 +76,7 @@ impl Source {
         let refused = |errno: std::io::Error| {
             Error::new(ErrorKind::NoDirect, "read directly from")
                 .path(path)
-                .note("its filesystem takes no O_DIRECT reads; use --direct off")
+                .note("its filesystem takes no O_DIRECT reads; turn direct reads off")
                 .caused_by(errno)
         };
         let plain = open_regular(path)?;
@@ -51,7 +85,8 @@ impl Source {
             Err(error) if is_refusal(&error) => return Err(refused(error)),
             Err(error) => return Err(cannot_open(path, error)),
         };
-        let source = Source { path: path.to_owned(), align: alignment(&plain), file };
+        let stamp = Stamp::of(&file, path)?;
+        let source = Source { path: path.to_owned(), align: alignment(&plain), stamp, file };
         if source.align > MAX_ALIGN {
             return Err(refused(Errno::INVAL.into()));
         }
@@ -70,6 +105,11 @@ impl Source {
     /// Alignment of offsets, lengths and memory in bytes; 1 when reads go through the page cache.
     pub(crate) fn align(&self) -> usize {
         self.align
+    }
+
+    /// An error if the file was written to since it was opened.
+    pub(crate) fn unchanged(&self) -> Result<()> {
+        self.stamp.check(&self.file, &self.path)
     }
 
     /// An error that names this file and the place.
@@ -131,11 +171,13 @@ impl Source {
         Ok(traffic)
     }
 
-    /// Says which flag helps, where one does.
+    /// Says what helps, where something does.
     pub(crate) fn advise(&self, error: Error) -> Error {
         let refused = error.cause().is_some_and(is_refusal);
         if self.align > 1 && refused {
-            error.note("the filesystem refuses O_DIRECT here; use --direct off")
+            error
+                .of_kind(ErrorKind::NoDirect)
+                .note("the filesystem refuses O_DIRECT here; turn direct reads off")
         } else {
             error
         }

@@ -17,11 +17,10 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
 
 use memmap2::{Mmap, UncheckedAdvice};
 
-use super::file::{cached, cannot_open, check_length, lookup, open_regular, read_at};
+use super::file::{Stamp, cached, cannot_open, check_length, lookup, open_regular, read_at};
 use super::{Backend, Failed, Filled, Slot, Ticket};
 use crate::ByteRange;
 use crate::buffer::Buffer;
@@ -48,9 +47,8 @@ struct Region {
     path: PathBuf,
     file: fs::File,
     map: Arc<Mmap>,
-    length: u64,
-    changed: Option<SystemTime>, // none where the filesystem keeps no such time
-    cold: AtomicU64,             // bytes still to be read through; 0 when the file was found warm
+    stamp: Stamp,
+    cold: AtomicU64, // bytes still to be read through; 0 when the file was found warm
 }
 
 impl Mapped {
@@ -61,21 +59,14 @@ impl Mapped {
     pub fn open(paths: &[PathBuf]) -> Result<Self> {
         let files = paths.iter().map(|path| {
             let file = open_regular(path)?;
-            let metadata = file.metadata().map_err(|error| cannot_open(path, error))?;
+            let stamp = Stamp::of(&file, path)?;
             // SAFETY: the mapping is private and read-only and lives as long as any `Filled` that points into it. Bytes
             // may still change if someone writes to the file; they are only ever read as plain bytes, for which any value
             // is valid, and the module's page states what a cut file does.
             let map = unsafe { Mmap::map(&file) }.map_err(|error| cannot_open(path, error))?;
-            let length = metadata.len();
+            let length = stamp.length();
             let cold = if cached(&file, length, SAMPLES) * 2 < SAMPLES { length } else { 0 };
-            Ok(Region {
-                path: path.clone(),
-                map: Arc::new(map),
-                length,
-                cold: AtomicU64::new(cold),
-                changed: metadata.modified().ok(),
-                file,
-            })
+            Ok(Region { path: path.clone(), map: Arc::new(map), stamp, cold: AtomicU64::new(cold), file })
         });
         Ok(Mapped { files: files.collect::<Result<_>>()? })
     }
@@ -217,17 +208,7 @@ impl Backend for Mapped {
     }
 
     fn begin_pass(&self) -> Result<()> {
-        for region in &self.files {
-            let now = region.file.metadata().map_err(|error| cannot_open(&region.path, error))?;
-            if now.len() != region.length || now.modified().ok() != region.changed {
-                return Err(Error::new(ErrorKind::Changed, "go on with").path(&region.path).note(format!(
-                    "it was written to while in use: {} bytes at open, {} now; start again",
-                    region.length,
-                    now.len()
-                )));
-            }
-        }
-        Ok(())
+        self.files.iter().try_for_each(|region| region.stamp.check(&region.file, &region.path))
     }
 
     fn depth(&self) -> usize {

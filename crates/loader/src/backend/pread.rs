@@ -76,8 +76,8 @@ impl Pread {
             let builder = thread::Builder::new().name(format!("read-{number}")).stack_size(STACK);
             // On an error the threads that run already are joined by the drop of `backend`.
             let started = builder.spawn(move || shared.work()).map_err(|error| {
-                Error::new(ErrorKind::Unavailable, "start an I/O thread")
-                    .note("ask for a smaller depth, or use --direct off")
+                Error::new(ErrorKind::NoDirect, "start an I/O thread")
+                    .note("ask for a smaller depth, or turn direct reads off")
                     .caused_by(error)
             })?;
             backend.threads.push(started);
@@ -146,6 +146,10 @@ impl Backend for Pread {
 
     fn read(&self, range: ByteRange, into: &mut [u8]) -> Result<Traffic> {
         lookup(&self.shared.files, range)?.fetch(range, into)
+    }
+
+    fn begin_pass(&self) -> Result<()> {
+        self.shared.files.iter().try_for_each(Source::unchanged)
     }
 
     fn depth(&self) -> usize {

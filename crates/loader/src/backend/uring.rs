@@ -85,8 +85,9 @@ impl Uring {
         let mut probe = Probe::new();
         let probed = ring.submitter().register_probe(&mut probe);
         if probed.is_err() || !probe.is_supported(opcode::Read::CODE) {
-            return Err(Error::new(ErrorKind::Unavailable, "use io_uring")
-                .note("this kernel's has no plain reads (it is older than Linux 5.6); use --backend pread"));
+            return Err(Error::new(ErrorKind::Unavailable, "use io_uring").note(
+                "this kernel's has no plain reads (it is older than Linux 5.6); choose the backend pread",
+            ));
         }
         let files = open_all(paths, direct)?;
         let align = files.iter().map(Source::align).max().unwrap_or(1);
@@ -305,6 +306,10 @@ impl Backend for Uring {
         lookup(&self.files, range)?.fetch(range, into)
     }
 
+    fn begin_pass(&self) -> Result<()> {
+        self.files.iter().try_for_each(Source::unchanged)
+    }
+
     fn depth(&self) -> usize {
         self.depth
     }
@@ -362,7 +367,7 @@ fn unavailable(error: io::Error) -> Error {
         _ => "the kernel would not set it up",
     };
     Error::new(ErrorKind::Unavailable, "use io_uring")
-        .note(format!("{cause}; use --backend pread"))
+        .note(format!("{cause}; choose the backend pread"))
         .caused_by(error)
 }
 

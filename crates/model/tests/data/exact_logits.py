@@ -3,20 +3,20 @@
 feature of the architecture.
 
   pip install gguf numpy
-  exact_logits.py PATH/TO/llama_oracle.py > exact_logits.json      (from the project's root)
+  crates/model/tests/data/exact_logits.py > exact_logits.json      (from the project's root)
 
 The models are written by the fixtures crate, so a change there makes new values necessary.
 """
-import importlib.util, json, subprocess, sys, tempfile
+import json, pathlib, subprocess, sys, tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import llama_oracle as oracle
 
 FORMATS = ['F32', 'F16', 'BF16', 'Q4_0', 'Q4_1', 'Q5_0', 'Q5_1', 'Q8_0', 'Q4_K', 'Q5_K', 'Q6_K']
 FEATURES = ['tied', 'biases', 'wide-heads', 'one-kv-head', 'no-groups', 'rope-freqs', 'rope-linear', 'rope-base', 'qwen2']
 IDS = [1] + [3 + 17 * i % 310 for i in range(23)]
 POSITIONS = [0, 1, 11, 23]
 
-spec = importlib.util.spec_from_file_location('oracle', sys.argv[1])
-oracle = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(oracle)
 out = {'ids': IDS, 'positions': POSITIONS, 'logits': {}}
 for name in FORMATS + FEATURES:
     with tempfile.NamedTemporaryFile(suffix='.gguf') as f:
