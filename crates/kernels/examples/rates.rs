@@ -65,6 +65,8 @@ fn weights(format: Format, len: usize) -> Vec<u8> {
     let tops: &[usize] = match format {
         Format::F32 => &[3],
         Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => &[1, 3],
+        Format::Q2_K => &[81, 83],
+        Format::Q3_K => &[109],
         Format::Q6_K => &[209],
         _ => &[1],
     };
