@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use sluice_kernels::{Acts, Format, Isa, QuantRows, matmul};
 
+/// Bytes that are read at about the speed of [`SLICE`].
+const SLICE_OF_READING: usize = 32 << 20;
 /// Columns of the weights, those of a small Llama.
 const COLS: usize = 2048;
 /// Numbers of tokens: two, a short prompt, and parts of a long one.
@@ -24,6 +26,7 @@ const SLICE: Duration = Duration::from_millis(1);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let chosen: Vec<String> = std::env::args().skip(1).collect();
+    println!("a plain loop reads memory at {:.1} GB/s", reading(&weights(Format::F32, IN_MEMORY)) / 1e9);
     println!(
         "{:8} {:7} {:>8} {:>8}   GOP/s with {TOKENS:?} tokens",
         "format", "level", "L2 GB/s", "RAM GB/s"
@@ -44,7 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             print!("{format:8} {isa:7} {:8.2} {:8.2}  ", cached / 1e9, memory / 1e9);
             for tokens in TOKENS {
                 let many = activations(tokens, isa, format);
-                check(isa, small.slice(0..40), &many)?;
+                check(isa, small.slice(0..small.rows().min(40)), &many)?;
                 let weights_per_s = bytes_per_s(isa, small, &many) / row_bytes as f64 * COLS as f64;
                 print!(" {:6.1}", weights_per_s * tokens as f64 * 2.0 / 1e9);
             }
@@ -65,6 +68,8 @@ fn weights(format: Format, len: usize) -> Vec<u8> {
     let tops: &[usize] = match format {
         Format::F32 => &[3],
         Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => &[1, 3],
+        Format::Q2_K => &[81, 83],
+        Format::Q3_K => &[109],
         Format::Q6_K => &[209],
         _ => &[1],
     };
@@ -82,6 +87,24 @@ fn activations(tokens: usize, isa: Isa, format: Format) -> Acts {
     acts.fill(&x, COLS);
     acts.prepare(isa, format);
     acts
+}
+
+/// How fast a plain loop reads memory and does nothing with it, to judge the other figures by.
+fn reading(bytes: &[u8]) -> f64 {
+    let mut best = f64::INFINITY;
+    for piece in bytes.chunks_exact(SLICE_OF_READING) {
+        let start = Instant::now();
+        let words = piece.as_chunks::<64>().0.iter();
+        let sum = words.fold([0u64; 8], |mut sum, line| {
+            for (sum, word) in sum.iter_mut().zip(line.as_chunks::<8>().0) {
+                *sum ^= u64::from_le_bytes(*word);
+            }
+            sum
+        });
+        std::hint::black_box(sum);
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    SLICE_OF_READING as f64 / best
 }
 
 /// A rate counts only with the right result.

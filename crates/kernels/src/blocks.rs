@@ -81,6 +81,25 @@ pub(crate) struct BlockQ8_0 {
     pub qs: [u8; 32],
 }
 
+/// Q2_K: halves of 128 weights; bits 2j and 2j+1 of `qs[l]` are weight `l` of group `j` of the half. A byte of `scales` is
+/// the scale of 16 weights below their minimum.
+#[repr(C)]
+pub(crate) struct BlockQ2K {
+    pub scales: [u8; 16],
+    pub qs: [u8; 64],
+    pub d: [u8; 2],
+    pub dmin: [u8; 2],
+}
+
+/// Q3_K: `qs` as in Q2_K; the third bit of weight `l` of group `j`, of eight, is bit `j` of `hmask[l]`; less 4.
+#[repr(C)]
+pub(crate) struct BlockQ3K {
+    pub hmask: [u8; 32],
+    pub qs: [u8; 64],
+    pub scales: [u8; 12],
+    pub d: [u8; 2],
+}
+
 /// Q4_K: 32 bytes of `qs` hold 64 weights, low nibbles first.
 #[repr(C)]
 pub(crate) struct BlockQ4K {
@@ -110,6 +129,26 @@ pub(crate) struct BlockQ6K {
     pub d: [u8; 2],
 }
 
+/// IQ4_NL: as Q4_0, but a nibble is an index into [`IQ4`].
+#[repr(C)]
+pub(crate) struct BlockIq4Nl {
+    pub d: [u8; 2],
+    pub qs: [u8; 16],
+}
+
+/// IQ4_XS: eight groups of 32 with nibbles as in IQ4_NL. Scales have their low four bits in `scales_l`, low nibble first,
+/// their top two in `scales_h`, lowest bits first; less 32.
+#[repr(C)]
+pub(crate) struct BlockIq4Xs {
+    pub d: [u8; 2],
+    pub scales_h: [u8; 2],
+    pub scales_l: [u8; 4],
+    pub qs: [u8; 128],
+}
+
+/// The values that the nibbles of IQ4_NL and IQ4_XS stand for: part of the file format.
+pub(crate) const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
 /// Fails the build when a block is not laid out as in the file.
 const fn laid_out<T>(bytes: usize) {
     assert!(size_of::<T>() == bytes && align_of::<T>() == 1);
@@ -121,9 +160,13 @@ const _: () = {
     laid_out::<BlockQ5_0>(22);
     laid_out::<BlockQ5_1>(24);
     laid_out::<BlockQ8_0>(34);
+    laid_out::<BlockQ2K>(84);
+    laid_out::<BlockQ3K>(110);
     laid_out::<BlockQ4K>(144);
     laid_out::<BlockQ5K>(176);
     laid_out::<BlockQ6K>(210);
+    laid_out::<BlockIq4Nl>(18);
+    laid_out::<BlockIq4Xs>(136);
 };
 
 /// The `LEN` bytes from `at` on.
@@ -291,5 +334,92 @@ impl Block<256, 16> for BlockQ6K {
             }
         }
         Unpacked { d: f16_to_f32(self.d), dmin: 0.0, q, scale: self.scales.map(|s| s as i8), min: [0; 16] }
+    }
+}
+
+/// 256 weights of two bits each, in the order of Q2_K and Q3_K.
+#[inline(always)]
+fn two_bits(qs: &[u8; 64]) -> [i8; 256] {
+    let mut q = [0; 256];
+    for half in 0..2 {
+        for group in 0..4 {
+            for l in 0..32 {
+                q[128 * half + 32 * group + l] = (qs[32 * half + l] >> (2 * group) & 3) as i8;
+            }
+        }
+    }
+    q
+}
+
+impl Block<256, 16> for BlockQ2K {
+    const HAS_MIN: bool = true;
+    #[inline(always)]
+    fn read(bytes: &[u8]) -> Self {
+        Self { scales: take(bytes, 0), qs: take(bytes, 16), d: take(bytes, 80), dmin: take(bytes, 82) }
+    }
+    #[inline(always)]
+    fn unpack(&self) -> Unpacked256 {
+        let (scale, min) = (self.scales.map(|s| (s & 15) as i8), self.scales.map(|s| (s >> 4) as i8));
+        Unpacked { d: f16_to_f32(self.d), dmin: f16_to_f32(self.dmin), q: two_bits(&self.qs), scale, min }
+    }
+}
+
+impl Block<256, 16> for BlockQ3K {
+    const HAS_MIN: bool = false;
+    #[inline(always)]
+    fn read(bytes: &[u8]) -> Self {
+        Self { hmask: take(bytes, 0), qs: take(bytes, 32), scales: take(bytes, 96), d: take(bytes, 108) }
+    }
+    #[inline(always)]
+    fn unpack(&self) -> Unpacked256 {
+        let mut q = two_bits(&self.qs);
+        for (i, q) in q.iter_mut().enumerate() {
+            *q += (self.hmask[i % 32] >> (i / 32) & 1) as i8 * 4 - 4;
+        }
+        let mut scale = [0; 16];
+        for (i, scale) in scale.iter_mut().enumerate() {
+            // Low four bits in bytes 0 to 7, scales 8 to 15 above 0 to 7; top two in bytes 8 to 11, four scales to a byte.
+            let low = self.scales[i % 8] >> (4 * (i / 8)) & 15;
+            let high = self.scales[8 + i % 4] >> (2 * (i / 4)) & 3;
+            *scale = (low | high << 4) as i8 - 32;
+        }
+        Unpacked { d: f16_to_f32(self.d), dmin: 0.0, q, scale, min: [0; 16] }
+    }
+}
+
+impl Block<32, 2> for BlockIq4Nl {
+    const HAS_MIN: bool = false;
+    #[inline(always)]
+    fn read(bytes: &[u8]) -> Self {
+        Self { d: take(bytes, 0), qs: take(bytes, 2) }
+    }
+    #[inline(always)]
+    fn unpack(&self) -> Unpacked32 {
+        let mut w = unpack_32(f16_to_f32(self.d), 0.0, &self.qs, 0, 0);
+        w.q = w.q.map(|index| IQ4[index as usize]);
+        w
+    }
+}
+
+impl Block<256, 16> for BlockIq4Xs {
+    const HAS_MIN: bool = false;
+    #[inline(always)]
+    fn read(bytes: &[u8]) -> Self {
+        Self { d: take(bytes, 0), scales_h: take(bytes, 2), scales_l: take(bytes, 4), qs: take(bytes, 8) }
+    }
+    #[inline(always)]
+    fn unpack(&self) -> Unpacked256 {
+        let (mut q, mut scale) = ([0; 256], [0; 16]);
+        let (low, high) = (u32::from_le_bytes(self.scales_l), u16::from_le_bytes(self.scales_h));
+        for group in 0..8 {
+            for l in 0..16 {
+                let byte = self.qs[16 * group + l];
+                q[32 * group + l] = IQ4[usize::from(byte & 15)];
+                q[32 * group + 16 + l] = IQ4[usize::from(byte >> 4)];
+            }
+            let s = (low >> (4 * group) & 15) as i8 + 16 * (high >> (2 * group) & 3) as i8;
+            scale[2 * group..2 * group + 2].fill(s - 32);
+        }
+        Unpacked { d: f16_to_f32(self.d), dmin: 0.0, q, scale, min: [0; 16] }
     }
 }

@@ -3,7 +3,8 @@
 use half::f16;
 
 use crate::blocks::{
-    Block, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, SUB,
+    Block, BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1,
+    BlockQ5K, BlockQ6K, BlockQ8_0, SUB,
 };
 use crate::format::Format;
 use crate::isa::{Isa, Portable};
@@ -59,9 +60,13 @@ impl Portable for Dequantise<'_> {
             Format::Q5_0 => blocks::<BlockQ5_0, 32, 2>(w.bytes(), out),
             Format::Q5_1 => blocks::<BlockQ5_1, 32, 2>(w.bytes(), out),
             Format::Q8_0 => blocks::<BlockQ8_0, 32, 2>(w.bytes(), out),
+            Format::Q2_K => blocks::<BlockQ2K, 256, 16>(w.bytes(), out),
+            Format::Q3_K => blocks::<BlockQ3K, 256, 16>(w.bytes(), out),
             Format::Q4_K => blocks::<BlockQ4K, 256, 16>(w.bytes(), out),
             Format::Q5_K => blocks::<BlockQ5K, 256, 16>(w.bytes(), out),
             Format::Q6_K => blocks::<BlockQ6K, 256, 16>(w.bytes(), out),
+            Format::IQ4_NL => blocks::<BlockIq4Nl, 32, 2>(w.bytes(), out),
+            Format::IQ4_XS => blocks::<BlockIq4Xs, 256, 16>(w.bytes(), out),
         }
     }
 }

@@ -2,7 +2,10 @@
 
 use core::fmt;
 
-use crate::blocks::{BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0};
+use crate::blocks::{
+    BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1,
+    BlockQ5K, BlockQ6K, BlockQ8_0,
+};
 
 /// How the weights of a row are stored. The names are those of the GGUF tensor types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,17 +27,25 @@ pub enum Format {
     Q5_1,
     /// 8 bits, one scale per 32.
     Q8_0,
+    /// 2 bits in blocks of 256, with a 4-bit scale and minimum per 16.
+    Q2_K,
+    /// 3 bits in blocks of 256, with a 6-bit scale per 16.
+    Q3_K,
     /// 4 bits in blocks of 256, with a 6-bit scale and minimum per 32.
     Q4_K,
     /// 5 bits in blocks of 256, with a 6-bit scale and minimum per 32.
     Q5_K,
     /// 6 bits in blocks of 256, with an 8-bit scale per 16.
     Q6_K,
+    /// 4 bits that choose among 16 values, one scale per 32.
+    IQ4_NL,
+    /// 4 bits that choose among 16 values, in blocks of 256 with a 6-bit scale per 32.
+    IQ4_XS,
 }
 
 impl Format {
     /// Every format, in the order of the enum.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 15] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -43,9 +54,13 @@ impl Format {
         Self::Q5_0,
         Self::Q5_1,
         Self::Q8_0,
+        Self::Q2_K,
+        Self::Q3_K,
         Self::Q4_K,
         Self::Q5_K,
         Self::Q6_K,
+        Self::IQ4_NL,
+        Self::IQ4_XS,
     ];
 
     /// The GGUF name of the tensor type, such as `Q4_K`.
@@ -59,9 +74,13 @@ impl Format {
             Self::Q5_0 => "Q5_0",
             Self::Q5_1 => "Q5_1",
             Self::Q8_0 => "Q8_0",
+            Self::Q2_K => "Q2_K",
+            Self::Q3_K => "Q3_K",
             Self::Q4_K => "Q4_K",
             Self::Q5_K => "Q5_K",
             Self::Q6_K => "Q6_K",
+            Self::IQ4_NL => "IQ4_NL",
+            Self::IQ4_XS => "IQ4_XS",
         }
     }
 
@@ -74,8 +93,8 @@ impl Format {
     pub const fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
-            Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::IQ4_NL => 32,
+            Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K | Self::IQ4_XS => 256,
         }
     }
 
@@ -89,9 +108,13 @@ impl Format {
             Self::Q5_0 => size_of::<BlockQ5_0>(),
             Self::Q5_1 => size_of::<BlockQ5_1>(),
             Self::Q8_0 => size_of::<BlockQ8_0>(),
+            Self::Q2_K => size_of::<BlockQ2K>(),
+            Self::Q3_K => size_of::<BlockQ3K>(),
             Self::Q4_K => size_of::<BlockQ4K>(),
             Self::Q5_K => size_of::<BlockQ5K>(),
             Self::Q6_K => size_of::<BlockQ6K>(),
+            Self::IQ4_NL => size_of::<BlockIq4Nl>(),
+            Self::IQ4_XS => size_of::<BlockIq4Xs>(),
         }
     }
 
@@ -174,9 +197,9 @@ mod tests {
     #[test]
     fn geometry_is_that_of_the_file_format() {
         let bytes: Vec<usize> = Format::ALL.iter().map(|f| f.block_bytes()).collect();
-        assert_eq!(bytes, [4, 2, 2, 18, 20, 22, 24, 34, 144, 176, 210]);
+        assert_eq!(bytes, [4, 2, 2, 18, 20, 22, 24, 34, 84, 110, 144, 176, 210, 18, 136]);
         let len: Vec<usize> = Format::ALL.iter().map(|f| f.block_len()).collect();
-        assert_eq!(len, [1, 1, 1, 32, 32, 32, 32, 32, 256, 256, 256]);
+        assert_eq!(len, [1, 1, 1, 32, 32, 32, 32, 32, 256, 256, 256, 256, 256, 32, 256]);
     }
 
     #[test]

@@ -31,6 +31,11 @@ fn scale_min(packed: &[u8], j: usize) -> (f64, f64) {
     (f64::from(scale), f64::from(min))
 }
 
+/// The values that the 16 indices of IQ4_NL and IQ4_XS stand for.
+const NON_LINEAR: [f64; 16] = [
+    -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0,
+];
+
 /// The value of weight `i` of a block.
 ///
 /// Exact: every value is a sum of at most two products of a half with an integer of at most 13 bits, which an f64 holds. A
@@ -55,6 +60,19 @@ pub fn value(format: Format, block: &[u8], i: usize) -> f64 {
             half_at(block, 0) * f64::from(q) + half_at(block, 2)
         }
         Format::Q8_0 => half_at(block, 0) * f64::from(block[2 + i] as i8),
+        Format::Q2_K => {
+            let both = block[i / 16];
+            let q = block[16 + 32 * (i / 128) + i % 32] >> (2 * (i / 32 % 4)) & 3;
+            half_at(block, 80) * f64::from(both & 15) * f64::from(q)
+                - half_at(block, 82) * f64::from(both >> 4)
+        }
+        Format::Q3_K => {
+            let low = block[32 + 32 * (i / 128) + i % 32] >> (2 * (i / 32 % 4)) & 3;
+            let q = low | (block[i % 32] >> (i / 32) & 1) << 2;
+            let (packed, j) = (&block[96..108], i / 16);
+            let scale = packed[j % 8] >> (4 * (j / 8)) & 15 | (packed[8 + j % 4] >> (2 * (j / 4)) & 3) << 4;
+            half_at(block, 108) * (f64::from(scale) - 32.0) * (f64::from(q) - 4.0)
+        }
         Format::Q4_K => {
             let (scale, min) = scale_min(&block[4..], i / 32);
             let q = block[16 + 32 * (i / 64) + i % 32] >> (4 * (i / 32 % 2)) & 15;
@@ -72,6 +90,14 @@ pub fn value(format: Format, block: &[u8], i: usize) -> f64 {
             let high = block[128 + 32 * half + l] >> (2 * group) & 3;
             let scale = f64::from(block[192 + i / 16] as i8);
             half_at(block, 208) * scale * (f64::from(low | high << 4) - 32.0)
+        }
+        Format::IQ4_NL => half_at(block, 0) * NON_LINEAR[usize::from(nibble(&block[2..], i))],
+        Format::IQ4_XS => {
+            let group = i / 32;
+            let low = block[4 + group / 2] >> (4 * (group % 2)) & 15;
+            let high = block[2 + group / 4] >> (2 * (group % 4)) & 3;
+            let scale = f64::from(low | high << 4) - 32.0;
+            half_at(block, 0) * scale * NON_LINEAR[usize::from(nibble(&block[8 + 16 * group..], i % 32))]
         }
     }
 }
@@ -192,6 +218,52 @@ mod tests {
         assert_eq!(w[64], 1.5 * (46.0 - 32.0));
         assert_eq!(w[96], 1.5 * (16.0 - 32.0));
         assert_eq!(w[255], -1.5 * (63.0 - 32.0));
+    }
+
+    #[test]
+    fn q2_k_and_q3_k() {
+        let (mut scales, mut qs) = ([0x31u8; 16], [0u8; 64]);
+        (scales[0], scales[3], scales[15]) = (0x52, 0x0f, 0xf4); // minimum above scale
+        qs[0] = 0b11_01_10_01; // weights 0, 32, 64, 96 are 1, 2, 1, 3
+        qs[31] = 0b00_00_11_00; // weight 63 is 3
+        qs[63] = 0b10_00_00_00; // weight 255 is 2
+        let w = dequantise(Format::Q2_K, &[&scales[..], &qs, &D, &M].concat());
+        assert_eq!(w[0], 1.5 * 2.0 - 0.25 * 5.0);
+        assert_eq!(w[32], 1.5 * 2.0 - 0.25 * 3.0);
+        assert_eq!(w[63], 1.5 * 15.0 * 3.0);
+        assert_eq!(w[96], 1.5 * 3.0 - 0.25 * 3.0);
+        assert_eq!(w[255], 1.5 * 4.0 * 2.0 - 0.25 * 15.0);
+        let mut hmask = [0u8; 32];
+        hmask[0] = 1 << 0 | 1 << 3; // weights 0 and 96
+        hmask[31] = 1 << 7; // weight 255
+        // Scales 0 and 8 are 5 and 6 of their low bits, 3 and 14 for 7 and 15; the top bits are 2 for 0, 3 for 8, 1 for 15.
+        let packed = [0x65, 0, 0, 0, 0, 0, 0, 0xe3, 2 | 3 << 4, 0, 0, 1 << 6];
+        let w = dequantise(Format::Q3_K, &[&hmask[..], &qs, &packed, &D].concat());
+        assert_eq!(w[0], 1.5 * 5.0 * 1.0);
+        assert_eq!(w[1], 1.5 * 5.0 * -4.0);
+        assert_eq!(w[32], 1.5 * -32.0 * (2.0 - 4.0));
+        assert_eq!(w[96], 1.5 * -32.0 * 3.0);
+        assert_eq!(w[112], 1.5 * (3.0 - 32.0) * -4.0); // scale 7
+        assert_eq!(w[128], 1.5 * (54.0 - 32.0) * -4.0); // scale 8
+        assert_eq!(w[255], 1.5 * (30.0 - 32.0) * 2.0); // scale 15
+    }
+
+    #[test]
+    fn iq4_nl_and_iq4_xs() {
+        let mut qs = [0x88; 16];
+        (qs[0], qs[15]) = (0xf0, 0x1a);
+        let w = dequantise(Format::IQ4_NL, &[&D[..], &qs].concat());
+        assert_eq!((w[0], w[16], w[15], w[31], w[1]), (-190.5, 169.5, 37.5, -156.0, 1.5));
+        let mut all = [0x88; 128];
+        all[112..].copy_from_slice(&qs); // the last group
+        // Scales: 0x21, 0x32 of groups 0 and 1, 0x1c of group 7, 0 of the others.
+        let (high, low) = ((2u16 | 3 << 2 | 1 << 14).to_le_bytes(), [0x21, 0, 0, 0xc0]);
+        let w = dequantise(Format::IQ4_XS, &[&D[..], &high, &low, &all].concat());
+        assert_eq!((w[0], w[32], w[64]), (1.5, 1.5 * 18.0, 1.5 * -32.0));
+        assert_eq!(
+            (w[224], w[240], w[239], w[255]),
+            (-190.5 * -4.0, 169.5 * -4.0, 37.5 * -4.0, -156.0 * -4.0)
+        );
     }
 
     #[test]

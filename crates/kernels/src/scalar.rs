@@ -2,7 +2,8 @@
 
 use crate::acts::Acts;
 use crate::blocks::{
-    Block, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, SUB, Unpacked,
+    Block, BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1,
+    BlockQ5K, BlockQ6K, BlockQ8_0, SUB, Unpacked,
 };
 use crate::format::Format;
 use crate::numbers::{LANES, bf16_to_f32, canonical, f16_to_f32, fma_lanes, padded, sum_lanes};
@@ -22,9 +23,13 @@ pub(crate) fn matmul(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
         Format::Q5_0 => per_32::<BlockQ5_0>(w, x, y),
         Format::Q5_1 => per_32::<BlockQ5_1>(w, x, y),
         Format::Q8_0 => per_32::<BlockQ8_0>(w, x, y),
+        Format::Q2_K => per_256::<BlockQ2K>(w, x, y),
+        Format::Q3_K => per_256::<BlockQ3K>(w, x, y),
         Format::Q4_K => per_256::<BlockQ4K>(w, x, y),
         Format::Q5_K => per_256::<BlockQ5K>(w, x, y),
         Format::Q6_K => per_256::<BlockQ6K>(w, x, y),
+        Format::IQ4_NL => per_32::<BlockIq4Nl>(w, x, y),
+        Format::IQ4_XS => per_256::<BlockIq4Xs>(w, x, y),
     }
 }
 

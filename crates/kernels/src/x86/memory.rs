@@ -2,7 +2,10 @@
 
 use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
-use crate::blocks::{BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0};
+use crate::blocks::{
+    BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1,
+    BlockQ5K, BlockQ6K, BlockQ8_0,
+};
 use crate::rows::QuantRows;
 
 /// A block type that may be read in place: `repr(C)`, alignment 1, and any bytes are one.
@@ -28,6 +31,14 @@ unsafe impl InPlace for BlockQ4K {}
 unsafe impl InPlace for BlockQ5K {}
 // SAFETY: as above.
 unsafe impl InPlace for BlockQ6K {}
+// SAFETY: as above.
+unsafe impl InPlace for BlockQ2K {}
+// SAFETY: as above.
+unsafe impl InPlace for BlockQ3K {}
+// SAFETY: as above.
+unsafe impl InPlace for BlockIq4Nl {}
+// SAFETY: as above.
+unsafe impl InPlace for BlockIq4Xs {}
 
 /// All blocks of all rows, as they lie in memory.
 #[inline]

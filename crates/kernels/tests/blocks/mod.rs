@@ -44,7 +44,9 @@ impl Pcg {
 fn heads(format: Format) -> &'static [usize] {
     match format {
         Format::F32 | Format::F16 | Format::BF16 => &[],
-        Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => &[0],
+        Format::Q4_0 | Format::Q5_0 | Format::Q8_0 | Format::IQ4_NL | Format::IQ4_XS => &[0],
+        Format::Q2_K => &[80, 82],
+        Format::Q3_K => &[108],
         Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => &[0, 2],
         Format::Q6_K => &[208],
     }

@@ -12,7 +12,8 @@ import json, pathlib, subprocess, sys, tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import llama_oracle as oracle
 
-FORMATS = ['F32', 'F16', 'BF16', 'Q4_0', 'Q4_1', 'Q5_0', 'Q5_1', 'Q8_0', 'Q4_K', 'Q5_K', 'Q6_K']
+FORMATS = ['F32', 'F16', 'BF16', 'Q4_0', 'Q4_1', 'Q5_0', 'Q5_1', 'Q8_0', 'Q2_K', 'Q3_K', 'Q4_K', 'Q5_K', 'Q6_K',
+           'IQ4_NL', 'IQ4_XS']
 FEATURES = ['tied', 'biases', 'wide-heads', 'one-kv-head', 'no-groups', 'rope-freqs', 'rope-linear', 'rope-base', 'qwen2']
 IDS = [1] + [3 + 17 * i % 310 for i in range(23)]
 POSITIONS = [0, 1, 11, 23]

@@ -1,10 +1,12 @@
 //! The border of AVX2: everything inside is compiled with its features, and only `x86::Avx2` leads in.
 //!
 //! A tile is 8 results in the lanes of one register: 8 rows with one token when decoding, 8 tokens with one row otherwise,
-//! where a block is unpacked once for all 8. Either way each lane adds its blocks in the order that `scalar` does.
+//! where a block is unpacked once for all 8. Many tokens with a K format meet `panels` of 8 rows instead. However it is done,
+//! each lane adds its blocks in the order that `scalar` does.
 
 mod floats;
 mod lanes;
+mod panels;
 mod per_256;
 mod per_32;
 mod tiles;
@@ -14,7 +16,10 @@ use core::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
 use self::per_32::Per32;
 use self::per_256::Per256;
 use crate::acts::Acts;
-use crate::blocks::{BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0};
+use crate::blocks::{
+    BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1,
+    BlockQ5K, BlockQ6K, BlockQ8_0,
+};
 use crate::format::Format;
 use crate::isa::Portable;
 use crate::numbers::f16_to_f32;
@@ -32,9 +37,23 @@ pub(super) fn matmul(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
         Format::Q5_0 => tiles::matmul::<Per32<BlockQ5_0>>(w, x, y),
         Format::Q5_1 => tiles::matmul::<Per32<BlockQ5_1>>(w, x, y),
         Format::Q8_0 => tiles::matmul::<Per32<BlockQ8_0>>(w, x, y),
-        Format::Q4_K => tiles::matmul::<Per256<BlockQ4K>>(w, x, y),
-        Format::Q5_K => tiles::matmul::<Per256<BlockQ5K>>(w, x, y),
-        Format::Q6_K => tiles::matmul::<Per256<BlockQ6K>>(w, x, y),
+        Format::Q2_K => small::<BlockQ2K>(w, x, y),
+        Format::Q3_K => small::<BlockQ3K>(w, x, y),
+        Format::Q4_K => small::<BlockQ4K>(w, x, y),
+        Format::Q5_K => small::<BlockQ5K>(w, x, y),
+        Format::Q6_K => small::<BlockQ6K>(w, x, y),
+        Format::IQ4_NL => tiles::matmul::<Per32<BlockIq4Nl>>(w, x, y),
+        Format::IQ4_XS => tiles::matmul::<Per256<BlockIq4Xs>>(w, x, y),
+    }
+}
+
+/// y = W·x for a K format, in panels where there are tokens enough.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn small<B: panels::Small>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+    if x.tokens() < panels::WORTHWHILE {
+        tiles::matmul::<Per256<B>>(w, x, y)
+    } else {
+        panels::matmul::<B>(w, x, y)
     }
 }
 

@@ -1,21 +1,22 @@
-//! AVX2 products of the formats with 256 weights per block: Q4_K, Q5_K, Q6_K.
+//! AVX2 products of the formats with 256 weights per block: Q2_K to Q6_K and IQ4_XS.
 //!
-//! Products of bytes are added in pairs to 16 bits (at most 2·63·127, so the instruction's saturation never acts), and these
-//! in pairs to 32 bits, each multiplied by the scale of its group. Q6_K's offset of 32 is taken off through the sums of the
-//! activations: Σ scale·(q − 32)·a = Σ scale·q·a − 32·Σ scale·Σa, all of it exact and far within 32 bits.
+//! Products of bytes are added in pairs to 16 bits (at most 2·127·127, so the instruction's saturation never acts), and these
+//! in pairs to 32 bits, each multiplied by the scale of its group. Offsets are taken off through the sums of the
+//! activations: Σ scale·(q − o)·a = Σ scale·q·a − o·Σ scale·Σa, all of it exact and far within 32 bits.
 
 use core::arch::x86_64::*;
 use core::marker::PhantomData;
 
 use super::lanes::{Sums, load, load_half, load_ps, scales_of_eight, scales_of_one, sum_each};
+use super::per_32::{nibbles, non_linear};
 use super::tiles::{TILE, Tiles};
 use crate::acts::{Acts, Form};
-use crate::blocks::{BlockQ4K, BlockQ5K, BlockQ6K};
+use crate::blocks::{BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 use crate::x86::memory::{InPlace, prefetch};
 
 /// A block, unpacked for products.
 pub(super) struct Weights {
-    /// 8 × 32 unsigned bytes.
+    /// 8 × 32 bytes, unsigned unless the format says otherwise.
     q: [__m256i; 8],
     /// For each register of `q` the scales, in 16 bits, that its pairs of products are multiplied with.
     scales: [__m256i; 8],
@@ -25,8 +26,12 @@ pub(super) struct Weights {
 
 /// A block of 256 weights, unpacked with AVX2.
 pub(super) trait Wide: InPlace {
-    /// Whether there are minima; otherwise unpacked weights lie 32 above the real ones.
+    /// Whether there are minima.
     const HAS_MIN: bool;
+    /// What unpacked weights lie above the real ones; 0 with minima.
+    const OFFSET: i32;
+    /// Whether unpacked weights are signed bytes.
+    const SIGNED: bool = false;
     /// Unpacks the block.
     ///
     /// # Safety
@@ -72,6 +77,7 @@ fn scales_and_mins(packed: &[u8; 12]) -> (__m256i, __m256i) {
 
 impl Wide for BlockQ4K {
     const HAS_MIN: bool = true;
+    const OFFSET: i32 = 0;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -106,6 +112,7 @@ fn spread_all(table: __m256i) -> [__m256i; 8] {
 
 impl Wide for BlockQ5K {
     const HAS_MIN: bool = true;
+    const OFFSET: i32 = 0;
 
     #[inline]
     #[target_feature(enable = "avx2")]
@@ -132,16 +139,128 @@ impl Wide for BlockQ5K {
     }
 }
 
+/// 16 signed scales in 16 bits: a register of weights has two, 2k and 2k + 1, so even ones stand in the lower half of the
+/// table and odd ones in the upper.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn even_odd(scales: __m128i) -> __m256i {
+    let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    _mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, order))
+}
+
+/// The weights of Q2_K and the low bits of Q3_K.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn two_bits(qs: &[u8; 64]) -> [__m256i; 8] {
+    let mut q = [_mm256_set1_epi8(3); 8];
+    for half in 0..2 {
+        let bytes = load(part(qs, half));
+        let shifted = [
+            bytes,
+            _mm256_srli_epi16::<2>(bytes),
+            _mm256_srli_epi16::<4>(bytes),
+            _mm256_srli_epi16::<6>(bytes),
+        ];
+        for group in 0..4 {
+            q[4 * half + group] = _mm256_and_si256(q[4 * half + group], shifted[group]);
+        }
+    }
+    q
+}
+
+impl Wide for BlockQ2K {
+    const HAS_MIN: bool = true;
+    const OFFSET: i32 = 0;
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn weights(&self) -> Weights {
+        let (both, low) = (load_half(&self.scales), _mm_set1_epi8(15));
+        let mins = _mm_and_si128(_mm_srli_epi16::<4>(both), low);
+        let scales = spread_all(even_odd(_mm_and_si128(both, low)));
+        Weights { q: two_bits(&self.qs), scales, per_16: _mm256_cvtepu8_epi16(mins) }
+    }
+
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
+    }
+}
+
+/// The 6-bit scales of Q3_K, less 32; see `blocks` for how they are packed.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn scales_of_q3_k(packed: &[u8; 12]) -> __m128i {
+    let word = |at: usize| i32::from_le_bytes([packed[at], packed[at + 1], packed[at + 2], packed[at + 3]]);
+    let lows = _mm_srlv_epi32(_mm_setr_epi32(word(0), word(4), word(0), word(4)), _mm_setr_epi32(0, 0, 4, 4));
+    let tops = _mm_srlv_epi32(_mm_set1_epi32(word(8)), _mm_setr_epi32(0, 2, 4, 6));
+    let tops = _mm_slli_epi16::<4>(_mm_and_si128(tops, _mm_set1_epi8(3)));
+    _mm_sub_epi8(_mm_or_si128(_mm_and_si128(lows, _mm_set1_epi8(15)), tops), _mm_set1_epi8(32))
+}
+
+impl Wide for BlockQ3K {
+    const HAS_MIN: bool = false;
+    const OFFSET: i32 = 4;
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn weights(&self) -> Weights {
+        let (mut q, high, four) = (two_bits(&self.qs), load(&self.hmask), _mm256_set1_epi8(4));
+        for k in 0..8 {
+            let bit = _mm256_set1_epi8((1u8 << k) as i8);
+            let set = _mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit);
+            q[k] = _mm256_or_si256(q[k], _mm256_and_si256(set, four));
+        }
+        let scales = scales_of_q3_k(&self.scales);
+        Weights { q, scales: spread_all(even_odd(scales)), per_16: _mm256_cvtepi8_epi16(scales) }
+    }
+
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], 0, 0]
+    }
+}
+
+impl Wide for BlockIq4Xs {
+    const HAS_MIN: bool = false;
+    const OFFSET: i32 = 0;
+    const SIGNED: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn weights(&self) -> Weights {
+        let mut q = [_mm256_setzero_si256(); 8];
+        for (q, qs) in q.iter_mut().zip(self.qs.as_chunks().0) {
+            *q = non_linear(nibbles(qs));
+        }
+        let low = _mm256_set1_epi32(i32::from_le_bytes(self.scales_l));
+        let high = _mm256_set1_epi32(i32::from(u16::from_le_bytes(self.scales_h)));
+        let low = _mm256_srlv_epi32(low, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+        let high = _mm256_srlv_epi32(high, _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+        let high = _mm256_slli_epi32::<4>(_mm256_and_si256(high, _mm256_set1_epi32(3)));
+        let scales = _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi32(15)), high);
+        let scales = _mm256_sub_epi32(scales, _mm256_set1_epi32(32));
+        // Packed within halves: 0 to 3 and 4 to 7 stand in quarters 0 and 2, and all eight are wanted in both halves.
+        let packed = _mm256_packs_epi32(scales, scales);
+        let table = _mm256_permute4x64_epi64::<0b10_00_10_00>(packed);
+        Weights { q, scales: spread_all(table), per_16: _mm256_setzero_si256() }
+    }
+
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], 0, 0]
+    }
+}
+
 impl Wide for BlockQ6K {
     const HAS_MIN: bool = false;
+    const OFFSET: i32 = 32;
 
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn weights(&self) -> Weights {
         let scales = load_half(&self.scales);
-        // A register of weights has two scales, 2k and 2k + 1: even ones to the lower half of the table, odd ones above.
-        let even_odd = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-        let table = _mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, even_odd));
+        let table = even_odd(scales);
         let (low, two) = (_mm256_set1_epi8(15), _mm256_set1_epi8(0x30));
         let mut q = [_mm256_setzero_si256(); 8];
         for half in 0..2 {
@@ -176,11 +295,16 @@ impl Wide for BlockQ6K {
 fn products<B: Wide>(w: &Weights, a: &[i8; 256], a_sums: &[i16; 16]) -> (__m256i, __m256i) {
     let mut s = _mm256_setzero_si256();
     for (k, a) in a.as_chunks::<32>().0.iter().enumerate() {
-        let pairs = _mm256_maddubs_epi16(w.q[k], load(a));
+        let (q, a) = (w.q[k], load(a));
+        let pairs = if B::SIGNED {
+            _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(a, q))
+        } else {
+            _mm256_maddubs_epi16(q, a)
+        };
         s = _mm256_add_epi32(s, _mm256_madd_epi16(pairs, w.scales[k]));
     }
     let m = _mm256_madd_epi16(w.per_16, load(a_sums));
-    if B::HAS_MIN { (s, m) } else { (_mm256_sub_epi32(s, _mm256_slli_epi32::<5>(m)), m) }
+    (_mm256_sub_epi32(s, _mm256_mullo_epi32(m, _mm256_set1_epi32(B::OFFSET))), m)
 }
 
 /// The tiles of a format.

@@ -1,8 +1,8 @@
-//! AVX2 products of the formats with 32 weights per block: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+//! AVX2 products of the formats with 32 weights per block: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL.
 //!
 //! Weights are unsigned bytes where the format stores them so, less an offset that is taken off through the sum of the
 //! activations: Σ(q − o)·a = Σq·a − o·Σa, all of it exact. The products of bytes are added in pairs to 16 bits: at most
-//! 2·31·127 for unsigned weights and 2·128·127 for Q8_0, both below 2^15, so the instruction's saturation never acts.
+//! 2·31·127 for unsigned weights and 2·128·127 for signed ones, both below 2^15, so the instruction's saturation never acts.
 
 use core::arch::x86_64::*;
 use core::marker::PhantomData;
@@ -10,7 +10,7 @@ use core::marker::PhantomData;
 use super::lanes::{Sums, load, load_half, load_ps, scales_of_eight, scales_of_one, sum_each};
 use super::tiles::{TILE, Tiles};
 use crate::acts::{Acts, Form};
-use crate::blocks::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
+use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, IQ4};
 use crate::x86::memory::{InPlace, prefetch};
 
 /// A block of 32 weights, unpacked with AVX2.
@@ -33,7 +33,7 @@ pub(super) trait Wide: InPlace {
 /// The low nibbles of 16 bytes, then the high ones.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn nibbles(qs: &[u8; 16]) -> __m256i {
+pub(super) fn nibbles(qs: &[u8; 16]) -> __m256i {
     let low = load_half(qs);
     let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), _mm_srli_epi16::<4>(low));
     _mm256_and_si256(both, _mm256_set1_epi8(15))
@@ -119,6 +119,39 @@ impl Wide for BlockQ8_0 {
     #[target_feature(enable = "avx2")]
     unsafe fn weights(&self) -> __m256i {
         load(&self.qs)
+    }
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], 0, 0]
+    }
+}
+
+/// The values that nibbles stand for in IQ4_NL and IQ4_XS.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn non_linear(nibbles: __m256i) -> __m256i {
+    let table = _mm256_broadcastsi128_si256(load_half(&const { IQ4_BYTES }));
+    _mm256_shuffle_epi8(table, nibbles)
+}
+
+/// The table of values as bytes.
+const IQ4_BYTES: [u8; 16] = {
+    let (mut bytes, mut i) = ([0; 16], 0);
+    while i < 16 {
+        bytes[i] = IQ4[i] as u8;
+        i += 1;
+    }
+    bytes
+};
+
+impl Wide for BlockIq4Nl {
+    const OFFSET: i32 = 0;
+    const SIGNED: bool = true;
+    const HAS_MIN: bool = false;
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn weights(&self) -> __m256i {
+        non_linear(nibbles(&self.qs))
     }
     #[inline(always)]
     fn head(&self) -> [u8; 4] {

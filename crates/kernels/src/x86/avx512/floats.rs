@@ -62,28 +62,33 @@ const TOKENS: usize = 6;
 /// y = W·x for one format.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn matmul<D: Decode<N>, const N: usize>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
-    let (rows, tokens) = (w.rows(), x.tokens());
-    let tiled = tokens - tokens % TOKENS;
-    let whole = rows - rows % ROWS;
-    for row in (0..whole).step_by(ROWS) {
-        for token in (0..tiled).step_by(TOKENS) {
-            tile::<D, N, ROWS, TOKENS>(w, x, y, row, token);
-        }
+    let mut token = 0;
+    while token < x.tokens() {
+        token += match x.tokens() - token {
+            1 => columns::<D, N, TOGETHER, 1>(w, x, y, token),
+            2..TOKENS => columns::<D, N, ROWS, 2>(w, x, y, token),
+            _ => columns::<D, N, ROWS, TOKENS>(w, x, y, token),
+        };
     }
-    for row in whole..rows {
-        for token in (0..tiled).step_by(TOKENS) {
-            tile::<D, N, 1, TOKENS>(w, x, y, row, token);
-        }
+}
+
+/// All rows, `R` at a time, with `T` tokens, which is what comes back.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn columns<D: Decode<N>, const N: usize, const R: usize, const T: usize>(
+    w: QuantRows<'_>,
+    x: &Acts,
+    y: &mut [f32],
+    token: usize,
+) -> usize {
+    let whole = w.rows() - w.rows() % R;
+    for row in (0..whole).step_by(R) {
+        tile::<D, N, R, T>(w, x, y, row, token);
     }
-    for token in tiled..tokens {
-        let whole = rows - rows % TOGETHER;
-        for row in (0..whole).step_by(TOGETHER) {
-            tile::<D, N, TOGETHER, 1>(w, x, y, row, token);
-        }
-        for row in whole..rows {
-            tile::<D, N, 1, 1>(w, x, y, row, token);
-        }
+    for row in whole..w.rows() {
+        tile::<D, N, 1, T>(w, x, y, row, token);
     }
+    T
 }
 
 /// `R` rows with `T` tokens.

@@ -7,6 +7,7 @@
 mod floats;
 mod lanes;
 mod rows_256;
+mod rows_256_few_bits;
 mod rows_32;
 mod tiles;
 mod tiles_256;
@@ -14,7 +15,10 @@ mod tiles_32;
 
 use self::lanes::TILE;
 use crate::acts::Acts;
-use crate::blocks::{BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0};
+use crate::blocks::{
+    BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1,
+    BlockQ5K, BlockQ6K, BlockQ8_0,
+};
 use crate::format::Format;
 use crate::isa::Portable;
 use crate::rows::QuantRows;
@@ -32,9 +36,13 @@ pub(super) fn matmul(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
         Format::Q5_0 => per_32::<BlockQ5_0>(w, x, y),
         Format::Q5_1 => per_32::<BlockQ5_1>(w, x, y),
         Format::Q8_0 => per_32::<BlockQ8_0>(w, x, y),
+        Format::Q2_K => per_256::<BlockQ2K>(w, x, y),
+        Format::Q3_K => per_256::<BlockQ3K>(w, x, y),
         Format::Q4_K => per_256::<BlockQ4K>(w, x, y),
         Format::Q5_K => per_256::<BlockQ5K>(w, x, y),
         Format::Q6_K => per_256::<BlockQ6K>(w, x, y),
+        Format::IQ4_NL => per_32::<BlockIq4Nl>(w, x, y),
+        Format::IQ4_XS => per_256::<BlockIq4Xs>(w, x, y),
     }
 }
 

@@ -1,4 +1,4 @@
-//! One token with 16 rows of a format with 256 weights per block.
+//! One token with 16 rows of a format with 256 weights per block; Q4_K, Q5_K and Q6_K, the others next door.
 //!
 //! Products of bytes are added in pairs to 16 bits (at most 2·63·127, so the instruction's saturation never acts), and these
 //! in pairs to 32 bits, each multiplied by the scale of its group. Offsets are taken off through the sums of the activations:
@@ -18,17 +18,17 @@ use crate::x86::memory::{InPlace, prefetch};
 #[derive(Clone, Copy)]
 pub(super) struct Acts256 {
     /// In the order of the format's registers of weights.
-    a: [__m512i; 4],
+    pub(super) a: [__m512i; 4],
     /// What the minima, or the scales of a format with an offset, are multiplied with.
-    sums: __m512i,
+    pub(super) sums: __m512i,
 }
 
 /// The products of four rows with one block of activations.
 pub(super) struct Products {
     /// Per row, 16 sums that add up to S.
-    s: [__m512i; QUAD],
+    pub(super) s: [__m512i; QUAD],
     /// In quarter `r` four sums that add up to M of row `r`, where the format has minima.
-    m: __m512i,
+    pub(super) m: __m512i,
 }
 
 /// A block of 256 weights.
@@ -52,8 +52,15 @@ pub(super) trait Rows: InPlace {
 /// The products of a register of weights, in pairs times their scales, added to `s`.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn add_products(s: __m512i, q: __m512i, a: __m512i, scales: __m512i) -> __m512i {
+pub(super) fn add_products(s: __m512i, q: __m512i, a: __m512i, scales: __m512i) -> __m512i {
     _mm512_dpwssd_epi32(s, _mm512_maddubs_epi16(q, a), scales)
+}
+
+/// The same 64 bits throughout the lower and throughout the upper half.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn halves_of(low: i64, high: i64) -> __m512i {
+    _mm512_inserti64x4::<1>(_mm512_set1_epi64(low), _mm256_set1_epi64x(high))
 }
 
 /// 64 bytes of an array.
@@ -159,14 +166,12 @@ impl Nibbles for BlockQ5K {
         let (first, second) = (load(part(&self.qs, 0)), load(part(&self.qs, 1)));
         // Bits 0 and 2 to the fifth place, then bits 1 and 3, 4 and 6, 5 and 7; what crosses bytes is masked away.
         let high = _mm512_broadcast_i64x4(load_half(&self.qh));
-        let halves =
-            |low: i64, high: i64| _mm512_inserti64x4::<1>(_mm512_set1_epi64(low), _mm256_set1_epi64x(high));
         const STEP: i64 = 0x0001_0001_0001_0001;
         let tops = [
-            _mm512_sllv_epi16(high, halves(4 * STEP, 2 * STEP)),
-            _mm512_sllv_epi16(high, halves(3 * STEP, STEP)),
-            _mm512_srlv_epi16(high, halves(0, 2 * STEP)),
-            _mm512_srlv_epi16(high, halves(STEP, 3 * STEP)),
+            _mm512_sllv_epi16(high, halves_of(4 * STEP, 2 * STEP)),
+            _mm512_sllv_epi16(high, halves_of(3 * STEP, STEP)),
+            _mm512_srlv_epi16(high, halves_of(0, 2 * STEP)),
+            _mm512_srlv_epi16(high, halves_of(STEP, 3 * STEP)),
         ];
         let bottoms = [first, _mm512_srli_epi16::<4>(first), second, _mm512_srli_epi16::<4>(second)];
         let mut q = tops;
@@ -278,8 +283,8 @@ impl Rows for BlockQ6K {
     unsafe fn quad(w: [&Self; QUAD], a: &Acts256) -> Products {
         const STEP: i64 = 0x0001_0001_0001_0001;
         let (low, six) = (_mm512_set1_epi8(15), _mm512_set1_epi8(63));
-        let left = _mm512_inserti64x4::<1>(_mm512_set1_epi64(4 * STEP), _mm256_set1_epi64x(2 * STEP));
-        let right = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi64x(2 * STEP));
+        let left = halves_of(4 * STEP, 2 * STEP);
+        let right = halves_of(0, 2 * STEP);
         let mut s = [_mm512_setzero_si512(); QUAD];
         for r in 0..QUAD {
             let w = w[r];

@@ -7,9 +7,9 @@
 
 use core::arch::x86_64::*;
 
-use super::lanes::{QUAD, Sums, TILE, halves, load, sum_quarters, transpose_quarters};
+use super::lanes::{QUAD, Sums, TILE, halves, load, load_quarter, sum_quarters, transpose_quarters};
 use crate::acts::Form;
-use crate::blocks::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
+use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, IQ4};
 use crate::x86::memory::{InPlace, prefetch};
 
 /// Blocks of a row that are taken together.
@@ -159,6 +159,24 @@ impl Rows for BlockQ8_0 {
             _mm512_xor_si512(span(w, FIRST).pick(const { &order::<Self>(1, 8, FIRST) }), sign),
             _mm512_xor_si512(span(w, OTHER).pick(const { &order::<Self>(9, 8, OTHER) }), sign),
         ]
+    }
+}
+
+/// The values that nibbles stand for in IQ4_NL and IQ4_XS.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn non_linear(nibbles: __m512i) -> __m512i {
+    _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load_quarter(&IQ4)), nibbles)
+}
+
+impl Rows for BlockIq4Nl {
+    const OFFSET: i32 = 128;
+    const HAS_MIN: bool = false;
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn weights(w: &[Self; TOGETHER]) -> [__m512i; 2] {
+        let ([first, second], sign) = (nibbles::<Self, 1>(w), _mm512_set1_epi8(-128));
+        [_mm512_xor_si512(non_linear(first), sign), _mm512_xor_si512(non_linear(second), sign)]
     }
 }
 

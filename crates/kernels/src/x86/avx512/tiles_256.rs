@@ -4,10 +4,11 @@ use core::arch::x86_64::*;
 use core::marker::PhantomData;
 
 use super::lanes::{Sums, TILE, halves, load, load_half};
+use super::rows_32::non_linear;
 use super::rows_256::first_16;
 use super::tiles::{PANELS, Place, Tiles, four, pieces, transpose};
 use crate::acts::Acts;
-use crate::blocks::{BlockQ4K, BlockQ5K, BlockQ6K};
+use crate::blocks::{BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 use crate::x86::memory::InPlace;
 
 /// The same block of 16 rows, a row per lane.
@@ -69,12 +70,12 @@ fn low_bytes(at: i32) -> __m512i {
     _mm512_broadcast_i32x4(_mm_setr_epi32(one(0), one(1), one(2), one(3)))
 }
 
-/// The bits of `v` from bit `from` of each byte on, moved to bit 4 on, where `mask` lets them through.
+/// The bits of `v` from bit `from` of each byte on, moved to bit `to` on, where `mask` lets them through: not what crosses
+/// bytes in turning.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn top_bits(v: __m512i, from: usize, mask: __m512i) -> __m512i {
-    // What crosses bytes in turning is not let through.
-    _mm512_and_si512(_mm512_rorv_epi32(v, _mm512_set1_epi32(from as i32 + 28)), mask)
+fn move_bits(v: __m512i, from: usize, to: usize, mask: __m512i) -> __m512i {
+    _mm512_and_si512(_mm512_rorv_epi32(v, _mm512_set1_epi32((32 + from - to) as i32 % 32)), mask)
 }
 
 impl Unpack for BlockQ4K {
@@ -113,8 +114,8 @@ impl Unpack for BlockQ5K {
                 let words = transpose(&pieces(rows, |b| &b.qs, 2 * pair + part));
                 for i in 0..4 {
                     let k = 16 * pair + 4 * part + i;
-                    let first = top_bits(high[i], 2 * pair, fifth);
-                    let second = top_bits(high[i], 2 * pair + 1, fifth);
+                    let first = move_bits(high[i], 2 * pair, 4, fifth);
+                    let second = move_bits(high[i], 2 * pair + 1, 4, fifth);
                     panel.q[k] = _mm512_or_si512(_mm512_and_si512(words[i], low), first);
                     panel.q[k + 8] =
                         _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16::<4>(words[i]), low), second);
@@ -132,11 +133,7 @@ impl Unpack for BlockQ6K {
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn unpack(rows: &[&Self; TILE], panel: &mut Panel) {
         unpack_signed_scales::<32>(transpose(&pieces(rows, |b| &b.scales, 0)), panel);
-        let mut heads = [0; TILE];
-        for r in 0..TILE {
-            heads[r] = i32::from(u16::from_le_bytes(rows[r].d));
-        }
-        (panel.d, panel.dmin) = halves(load(&heads));
+        unpack_heads(rows.map(|b| b.d), [[0; 2]; TILE], panel);
         let (low, two) = (_mm512_set1_epi8(15), _mm512_set1_epi8(0x30));
         for half in 0..2 {
             for part in 0..2 {
@@ -146,13 +143,135 @@ impl Unpack for BlockQ6K {
                     for i in 0..4 {
                         // Groups 2 and 3 have the high nibbles of groups 0 and 1.
                         let k = 32 * half + 8 * group + 4 * part + i;
-                        let first = top_bits(high[i], 2 * group, two);
-                        let second = top_bits(high[i], 2 * group + 4, two);
+                        let first = move_bits(high[i], 2 * group, 4, two);
+                        let second = move_bits(high[i], 2 * group + 4, 4, two);
                         panel.q[k] = _mm512_or_si512(_mm512_and_si512(words[i], low), first);
                         panel.q[k + 16] =
                             _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16::<4>(words[i]), low), second);
                     }
                 }
+            }
+        }
+    }
+}
+
+/// The scales of the scales and those of the minima.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn unpack_heads(d: [[u8; 2]; TILE], dmin: [[u8; 2]; TILE], panel: &mut Panel) {
+    let mut heads = [0; TILE];
+    for r in 0..TILE {
+        heads[r] = i32::from_le_bytes([d[r][0], d[r][1], dmin[r][0], dmin[r][1]]);
+    }
+    (panel.d, panel.dmin) = halves(load(&heads));
+}
+
+/// The weights of Q2_K; those of Q3_K with bit `4 · half + group` of `hmask` above them.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn unpack_two_bits(qs: [&[u8; 64]; TILE], hmask: Option<[&[u8; 32]; TILE]>, panel: &mut Panel) {
+    let (two, third) = (_mm512_set1_epi8(3), _mm512_set1_epi8(4));
+    for part in 0..2 {
+        let high = hmask.map(|hmask| transpose(&pieces(&hmask, |b| b, part)));
+        for half in 0..2 {
+            let words = transpose(&pieces(&qs, |b| b, 2 * half + part));
+            for group in 0..4 {
+                for i in 0..4 {
+                    let mut q = move_bits(words[i], 2 * group, 0, two);
+                    if let Some(high) = high {
+                        q = _mm512_or_si512(q, move_bits(high[i], 4 * half + group, 2, third));
+                    }
+                    panel.q[32 * half + 8 * group + 4 * part + i] = q;
+                }
+            }
+        }
+    }
+}
+
+impl Unpack for BlockQ2K {
+    const GROUPS: usize = 16;
+    const HAS_MIN: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn unpack(rows: &[&Self; TILE], panel: &mut Panel) {
+        unpack_heads(rows.map(|b| b.d), rows.map(|b| b.dmin), panel);
+        unpack_two_bits(rows.map(|b| &b.qs), None, panel);
+        let low = _mm512_set1_epi8(15);
+        for (four, both) in transpose(&pieces(rows, |b| &b.scales, 0)).into_iter().enumerate() {
+            for i in 0..4 {
+                let down = _mm512_srlv_epi32(both, _mm512_set1_epi32(8 * i));
+                panel.scale[4 * four + i as usize] = _mm512_and_si512(down, _mm512_set1_epi32(15));
+            }
+            let mins = _mm512_and_si512(_mm512_srli_epi16::<4>(both), low);
+            panel.min[2 * four] = _mm512_shuffle_epi8(mins, low_bytes(0));
+            panel.min[2 * four + 1] = _mm512_shuffle_epi8(mins, low_bytes(2));
+        }
+    }
+}
+
+impl Unpack for BlockQ3K {
+    const GROUPS: usize = 16;
+    const HAS_MIN: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn unpack(rows: &[&Self; TILE], panel: &mut Panel) {
+        unpack_heads(rows.map(|b| b.d), [[0; 2]; TILE], panel);
+        unpack_two_bits(rows.map(|b| &b.qs), Some(rows.map(|b| &b.hmask)), panel);
+        // The scales lie in twelve bytes, of which three times four go to the lanes.
+        let mut words = [[0; TILE]; 3];
+        for r in 0..TILE {
+            for (words, bytes) in words.iter_mut().zip(rows[r].scales.as_chunks().0) {
+                words[r] = i32::from_le_bytes(*bytes);
+            }
+        }
+        let [first, second, tops] = [load(&words[0]), load(&words[1]), load(&words[2])];
+        let (low, two) = (_mm512_set1_epi8(15), _mm512_set1_epi8(0x30));
+        let lows = [first, second, _mm512_srli_epi16::<4>(first), _mm512_srli_epi16::<4>(second)];
+        let mut scales = lows;
+        for i in 0..4 {
+            let six = _mm512_or_si512(_mm512_and_si512(lows[i], low), move_bits(tops, 2 * i, 4, two));
+            scales[i] = _mm512_sub_epi8(six, _mm512_set1_epi8(32));
+        }
+        unpack_signed_scales::<4>(scales, panel);
+    }
+}
+
+impl Unpack for BlockIq4Xs {
+    const GROUPS: usize = 8;
+    const HAS_MIN: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn unpack(rows: &[&Self; TILE], panel: &mut Panel) {
+        unpack_heads(rows.map(|b| b.d), [[0; 2]; TILE], panel);
+        let (mut high, mut low) = ([0; TILE], [0; TILE]);
+        for r in 0..TILE {
+            high[r] = i32::from(u16::from_le_bytes(rows[r].scales_h));
+            low[r] = i32::from_le_bytes(rows[r].scales_l);
+        }
+        let (high, low) = (load(&high), load(&low));
+        for group in 0..8 {
+            let low = _mm512_srlv_epi32(low, _mm512_set1_epi32(4 * group));
+            let high = _mm512_srlv_epi32(high, _mm512_set1_epi32(2 * group));
+            let high = _mm512_slli_epi32::<4>(_mm512_and_si512(high, _mm512_set1_epi32(3)));
+            let six = _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi32(15)), high);
+            panel.scale[group as usize] = _mm512_sub_epi32(six, _mm512_set1_epi32(32));
+        }
+        for pair in 0..4 {
+            let (first, second) = (panel.scale[2 * pair], panel.scale[2 * pair + 1]);
+            let words = _mm512_mask_blend_epi16(0xaaaa_aaaa, first, _mm512_slli_epi32::<16>(second));
+            panel.min[pair] = _mm512_mullo_epi16(words, _mm512_set1_epi16(-128));
+        }
+        let (nibble, sign) = (_mm512_set1_epi8(15), _mm512_set1_epi8(-128));
+        for group in 0..8 {
+            let words = transpose(&pieces(rows, |b| &b.qs, group));
+            for i in 0..4 {
+                let (first, second) = (words[i], _mm512_srli_epi16::<4>(words[i]));
+                let at = 8 * group + i;
+                panel.q[at] = _mm512_xor_si512(non_linear(_mm512_and_si512(first, nibble)), sign);
+                panel.q[at + 4] = _mm512_xor_si512(non_linear(_mm512_and_si512(second, nibble)), sign);
             }
         }
     }

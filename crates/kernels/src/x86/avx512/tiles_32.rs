@@ -4,9 +4,10 @@ use core::arch::x86_64::*;
 use core::marker::PhantomData;
 
 use super::lanes::{Sums, TILE, halves, load};
+use super::rows_32::non_linear;
 use super::tiles::{PANELS, Place, Tiles, four, pieces, transpose};
 use crate::acts::Acts;
-use crate::blocks::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
+use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 use crate::x86::memory::InPlace;
 
 /// One block of 16 rows, a row per lane.
@@ -133,6 +134,24 @@ impl Unpack for BlockQ8_0 {
         for i in 0..4 {
             q[i] = _mm512_xor_si512(first[i], sign);
             q[i + 4] = _mm512_xor_si512(second[i], sign);
+        }
+        q
+    }
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], 0, 0]
+    }
+}
+
+impl Unpack for BlockIq4Nl {
+    const OFFSET: i32 = 128;
+    const HAS_MIN: bool = false;
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn weights(rows: &[&Self; TILE]) -> [__m512i; 8] {
+        let mut q = nibbles(&pieces(rows, |b| &b.qs, 0));
+        for q in &mut q {
+            *q = _mm512_xor_si512(non_linear(*q), _mm512_set1_epi8(-128));
         }
         q
     }
