@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::arrays::{Floats, Ints, Strings};
+use crate::arrays::{Floats, Ints, Scalars, Strings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::foreign;
 use crate::limits::Limits;
@@ -105,6 +105,17 @@ impl Header {
     pub fn strings<'a>(&self, source: &'a dyn Source, key: &str) -> Result<Option<Strings<'a>>> {
         let array = self.metadata.array_of(key, "an array of strings", |a| a.element == ValueType::String)?;
         Ok(array.map(|array| Strings::new(source, array, key, self.path())))
+    }
+
+    /// Streams an array of numbers or bools from `source`, the one that was parsed, as they stand there. `None` if the
+    /// key is absent.
+    ///
+    /// # Errors
+    /// `WrongType` if the value is no such array.
+    pub fn scalars<'a>(&self, source: &'a dyn Source, key: &str) -> Result<Option<Scalars<'a>>> {
+        let fits = |a: ArrayInfo| a.element.fixed_bytes().is_some();
+        let array = self.metadata.array_of(key, "an array of numbers or bools", fits)?;
+        Ok(array.map(|array| Scalars::new(source, array, key, self.path())))
     }
 
     /// Streams an array of integers of any width from `source`, the one that was parsed. `None` if the key is absent.

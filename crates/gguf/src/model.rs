@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use crate::arrays::{Floats, Ints, Strings};
+use crate::arrays::{Floats, Ints, Scalars, Strings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::header::Header;
 use crate::limits::Limits;
@@ -181,6 +181,14 @@ impl Gguf {
     /// `WrongType` if the value is no array of strings.
     pub fn strings(&self, key: &str) -> Result<Option<Strings<'_>>> {
         self.first.strings(&self.files[0], key)
+    }
+
+    /// Streams an array of numbers or bools from the file, as they stand there. `None` if the key is absent.
+    ///
+    /// # Errors
+    /// `WrongType` if the value is no such array.
+    pub fn scalars(&self, key: &str) -> Result<Option<Scalars<'_>>> {
+        self.first.scalars(&self.files[0], key)
     }
 
     /// Streams an array of integers of any width from the file. `None` if the key is absent.
