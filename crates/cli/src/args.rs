@@ -212,6 +212,9 @@ pub struct Inspect {
     /// List every tensor
     #[arg(long)]
     pub tensors: bool,
+    /// Print one metadata value whole: a string as it is, an array's elements one per line (strings escaped)
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["tensors", "json"])]
+    pub key: Option<String>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
