@@ -10,7 +10,7 @@ use sluice_model::gguf::{Gguf, Value, ValueType, escape};
 use sluice_model::{DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS, Error, StreamSummary};
 
 use crate::args;
-use crate::io::{Failure, one_line, print, print_json};
+use crate::io::{Failure, one_line, print, print_bytes, print_json};
 
 #[derive(Serialize)]
 struct Document {
@@ -93,7 +93,7 @@ fn print_value(gguf: &Gguf, key: &str) -> Result<(), Failure> {
         .ok_or_else(|| unshown("not among the metadata; without --key inspect lists what there is".into()))?;
     match value {
         Value::String(bytes) => {
-            print(bytes)?;
+            print_bytes(bytes)?;
             if stdout().is_terminal() && !bytes.ends_with(b"\n") {
                 print("\n")?;
             }
@@ -117,7 +117,7 @@ fn print_value(gguf: &Gguf, key: &str) -> Result<(), Failure> {
             }
             lines.finish()
         }
-        scalar => print(format!("{scalar}\n")),
+        scalar => print(&format!("{scalar}\n")),
     }
 }
 
@@ -138,7 +138,7 @@ impl Lines {
     }
 
     fn finish(self) -> Result<(), Failure> {
-        print(self.0)
+        print(&self.0)
     }
 }
 
