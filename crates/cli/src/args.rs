@@ -14,6 +14,7 @@ Examples:
   sluice run model.gguf -f prompt.txt --layers stream --lm-head stream --verbose
   echo \"Once upon a time\" | sluice run model.gguf --temp 0.8 --seed 7 --json
   sluice inspect model.gguf --tensors
+  sluice inspect model.gguf --key tokenizer.chat_template
 
 stdout carries the text or one JSON document, stderr everything else.
 Exit codes: 0 done, 1 the file or the machine is at fault, 2 the command line is, 130 interrupted.";
@@ -216,6 +217,9 @@ pub struct Inspect {
     /// List every tensor
     #[arg(long)]
     pub tensors: bool,
+    /// Print one metadata value whole: a string as it is, an array's elements one per line (strings escaped)
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["tensors", "json"])]
+    pub key: Option<String>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

@@ -1,15 +1,16 @@
 //! `sluice inspect`: what is in a file, how large each type is, what a pass would stream.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
+use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;
 
 use serde::Serialize;
-use sluice_model::gguf::{Gguf, Value};
-use sluice_model::{DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS, StreamSummary};
+use sluice_model::gguf::{Gguf, Value, ValueType, escape};
+use sluice_model::{DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS, Error, StreamSummary};
 
 use crate::args;
-use crate::io::{Failure, one_line, print, print_json};
+use crate::io::{Failure, one_line, print, print_bytes, print_json};
 
 #[derive(Serialize)]
 struct Document {
@@ -43,6 +44,17 @@ struct Stream {
     tied: bool,
     chunks: usize,
     longest_chunk_bytes: usize,
+    /// The two before are those of eager backends: direct reads, io_uring.
+    lazy: Lazy,
+}
+
+/// How mmap and pread through the page cache cut a pass.
+#[derive(Serialize)]
+struct Lazy {
+    chunks: usize,
+    longest_chunk_bytes: usize,
+    /// As many as run takes when it is not told: the cut depends on it.
+    threads: usize,
 }
 
 #[derive(Serialize)]
@@ -58,6 +70,10 @@ struct Tensor {
 
 pub fn run(args: &args::Inspect) -> Result<ExitCode, Failure> {
     let gguf = Gguf::open(&args.model)?;
+    if let Some(key) = &args.key {
+        print_value(&gguf, key)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let document = describe(&gguf, args.tensors);
     if args.json {
         print_json(&document)?;
@@ -65,6 +81,65 @@ pub fn run(args: &args::Inspect) -> Result<ExitCode, Failure> {
         print(&text(&gguf, &document))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The value of `key` and nothing else: a string byte for byte, whatever it holds.
+fn print_value(gguf: &Gguf, key: &str) -> Result<(), Failure> {
+    let unshown = |problem: String| {
+        Failure::Error(Error::Key { path: gguf.paths()[0].clone(), key: key.into(), problem })
+    };
+    let value = gguf
+        .get(key)
+        .ok_or_else(|| unshown("not among the metadata; without --key inspect lists what there is".into()))?;
+    match value {
+        Value::String(bytes) => {
+            print_bytes(bytes)?;
+            if stdout().is_terminal() && !bytes.ends_with(b"\n") {
+                print("\n")?;
+            }
+            Ok(())
+        }
+        Value::Array(a) if a.element == ValueType::Array => {
+            Err(unshown(format!("holds {} arrays in an array; wanted a value or a plain array", a.len)))
+        }
+        Value::Array(a) if a.element == ValueType::String => {
+            let mut lines = Lines::default();
+            let mut strings = gguf.strings(key)?;
+            while let Some(string) = strings.as_mut().and_then(|s| s.next()) {
+                lines.add(escape(string?))?;
+            }
+            lines.finish()
+        }
+        Value::Array(_) => {
+            let mut lines = Lines::default();
+            for value in gguf.scalars(key)?.into_iter().flatten() {
+                lines.add(value?)?;
+            }
+            lines.finish()
+        }
+        scalar => print(&format!("{scalar}\n")),
+    }
+}
+
+/// Lines for stdout, written many at a time: vocabularies have a hundred thousand.
+#[derive(Default)]
+struct Lines(String);
+
+impl Lines {
+    fn add(&mut self, line: impl Display) -> Result<(), Failure> {
+        const ENOUGH: usize = 64 << 10; // a pipe takes as much at once
+        // Writing to a String cannot fail.
+        let _ = writeln!(self.0, "{line}");
+        if self.0.len() >= ENOUGH {
+            print(&self.0)?;
+            self.0.clear();
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<(), Failure> {
+        print(&self.0)
+    }
 }
 
 fn describe(gguf: &Gguf, list_tensors: bool) -> Document {
@@ -85,6 +160,11 @@ fn describe(gguf: &Gguf, list_tensors: bool) -> Document {
                 tied: s.tied,
                 chunks: s.chunks,
                 longest_chunk_bytes: s.longest_chunk,
+                lazy: Lazy {
+                    chunks: s.lazy_chunks,
+                    longest_chunk_bytes: s.longest_lazy_chunk,
+                    threads: s.workers,
+                },
             };
             (Some(stream), None)
         }
@@ -146,7 +226,7 @@ fn text(gguf: &Gguf, d: &Document) -> String {
     ));
     line("\nmetadata".into());
     for (key, value) in gguf.keys() {
-        // Templates run over pages; --json has them whole.
+        // Templates run over pages; --key has them whole.
         const SHOWN: usize = 100;
         let value = value.to_string();
         let cut: String = value.chars().take(SHOWN).collect();
@@ -176,7 +256,12 @@ fn text(gguf: &Gguf, d: &Document) -> String {
             let tied = if s.tied { " (the embedding table)" } else { "" };
             line("\na pass streams".into());
             line(format!("  layers {}, head {}{tied}", size(s.layer_bytes), size(s.head_bytes)));
-            line(format!("  in {} chunks of at most {}", s.chunks, size(s.longest_chunk_bytes as u64)));
+            let cut =
+                |chunks, longest: usize| format!("in {chunks} chunks of at most {}", size(longest as u64));
+            line(format!("  {} by direct reads and io_uring", cut(s.chunks, s.longest_chunk_bytes)));
+            let Lazy { chunks, longest_chunk_bytes, threads } = s.lazy;
+            let cut = cut(chunks, longest_chunk_bytes);
+            line(format!("  {cut} by mmap and pread through the page cache, with {threads} threads"));
         }
         (None, Some(why)) => line(format!("\ncannot be run: {}", one_line(why))),
         (None, None) => {}

@@ -28,8 +28,13 @@ impl From<sluice_model::gguf::Error> for Failure {
 
 /// Writes `text` to stdout and flushes, so that each piece shows as it comes.
 pub fn print(text: &str) -> Result<(), Failure> {
+    print_bytes(text.as_bytes())
+}
+
+/// As [`print()`], for what need not be text.
+pub fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(stdout_failure)
+    out.write_all(bytes).and_then(|()| out.flush()).map_err(stdout_failure)
 }
 
 /// Writes `document` to stdout as one line of JSON.

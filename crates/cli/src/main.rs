@@ -151,6 +151,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_the_loader_advises_is_told_as_a_flag() {
+        let shown = |kind| message(&Error::Stream(loader::Error::new(kind, "read")), None);
+        assert!(shown(loader::ErrorKind::Unavailable).ends_with("use --backend pread"));
+        assert!(shown(loader::ErrorKind::NoDirect).ends_with("use --direct off"));
+        assert_eq!(shown(loader::ErrorKind::Shortened), "cannot read");
+    }
+
+    #[test]
     fn what_the_parser_says_becomes_one_line() {
         for (line, wanted) in [
             (

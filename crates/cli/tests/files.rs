@@ -194,7 +194,11 @@ fn what_cannot_be_run_can_be_looked_at() {
         sluice(["tokenize".as_ref(), path.as_os_str(), "-p".as_ref(), "q".as_ref()]).ok().stdout
     };
     assert_eq!(ids(&path), ids(&plain));
-    run(&path, "-p the").refused(1, &["edited.gguf"]);
+    const VOCABULARY_ONLY: &str = "holds a vocabulary only (no tensors): tokenize works on it, run does not";
+    assert!(d["not_runnable"].as_str().is_some_and(|why| why.ends_with(VOCABULARY_ONLY)), "{d}");
+    run(&path, "-p the").refused(1, &["edited.gguf", VOCABULARY_ONLY]);
+    sluice(["logits".as_ref(), path.as_os_str(), "--ids".as_ref(), "1".as_ref()])
+        .refused(1, &["edited.gguf", VOCABULARY_ONLY]);
 
     let (_dir, path) = edited(|file| _ = file.key("llama.expert_count", 8u32), |_| true);
     let d = inspected(&path);
@@ -206,6 +210,56 @@ fn what_cannot_be_run_can_be_looked_at() {
     let d = inspected(&path);
     assert!(d["not_runnable"].as_str().is_some_and(|why| why.contains("blk.1.ffn_down.weight")), "{d}");
     run(&path, "-p the").refused(1, &["edited.gguf", "blk.1.ffn_down.weight"]);
+}
+
+#[test]
+fn one_value_is_shown_whole() {
+    let template = "{% for m in messages %}\n\u{1b}{{ m }}".repeat(50);
+    let (_dir, path) = edited(
+        |file| {
+            file.key("x.template", template.as_str()).key("x.bytes", &b"\xff\n"[..]).key("x.rate", 0.5f32);
+            file.array("x.words", &["a\nb", "", "∎"]).array("x.flags", &[true, false]);
+            file.array("x.many", &(0..50_000u32).collect::<Vec<_>>());
+        },
+        |_| true,
+    );
+    let show = |key: &str| sluice(["inspect".as_ref(), path.as_os_str(), "--key".as_ref(), OsStr::new(key)]);
+    let many: String = (0..50_000).map(|n| format!("{n}\n")).collect();
+    for (key, wanted) in [
+        ("x.template", template.as_bytes()),
+        ("x.bytes", b"\xff\n"),
+        ("x.rate", b"0.5\n"),
+        ("x.words", "a\\nb\n\n∎\n".as_bytes()),
+        ("x.flags", b"true\nfalse\n"),
+        ("x.many", many.as_bytes()),
+    ] {
+        let ran = show(key).ok();
+        assert!(ran.stdout == wanted && ran.stderr.is_empty(), "{key}: {ran:?}");
+    }
+    show("x.absent").refused(1, &["edited.gguf", "x.absent", "not among the metadata"]);
+    let args = ["--key", "x.rate", "--json"].map(OsStr::new);
+    let both = sluice([OsStr::new("inspect"), path.as_os_str()].into_iter().chain(args));
+    assert_eq!(both.json()["exit_code"], 2, "{both:?}");
+}
+
+#[test]
+fn both_ways_to_cut_a_pass_are_told() {
+    // Layers of more than the 256 KiB that lazy backends read at most.
+    let (_dir, path) = write(&Spec { ffn: 4096, ..tiny() }, "wide.gguf");
+    let d = sluice(["inspect".as_ref(), path.as_os_str(), "--json".as_ref()]).ok().json();
+    let stream = &d["stream"];
+    let eager = (&stream["chunks"], &stream["longest_chunk_bytes"]);
+    let lazy = (&stream["lazy"]["chunks"], &stream["lazy"]["longest_chunk_bytes"]);
+    assert!(lazy.0.as_u64() > eager.0.as_u64() && lazy.1.as_u64() < eager.1.as_u64(), "{d}");
+    assert!(lazy.1.as_u64().is_some_and(|bytes| bytes <= 256 << 10), "{d}");
+    assert!(stream["lazy"]["threads"].as_u64().is_some_and(|n| n > 0), "{d}");
+    let text = sluice(["inspect".as_ref(), path.as_os_str()]).ok().stdout;
+    let text = String::from_utf8(text).expect("UTF-8");
+    for line in
+        [format!("  in {} chunks of at most ", eager.0), format!("  in {} chunks of at most ", lazy.0)]
+    {
+        assert_eq!(text.matches(&line).count(), 1, "{text}");
+    }
 }
 
 #[test]

@@ -83,11 +83,9 @@ fn a_second_one_at_once_is_the_same() {
         let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
         stderr.read_line(&mut String::new()).expect("a note");
         std::thread::sleep(Duration::from_millis(100));
-        // Equal signals that wait for the process are one; these few are sure to be seen apart.
-        for which in [Signal::TERM, second, second] {
-            signal(&child, which);
-            std::thread::sleep(Duration::from_micros(100));
-        }
+        // Equal signals that wait for the process are one: of so many, some are sure to be seen apart.
+        signal(&child, Signal::TERM);
+        (0..100).for_each(|_| signal(&child, second));
         let ran = finish(child);
         assert_eq!(ran.code, Some(130), "{second:?}: {ran:?}");
         assert_eq!(ran.json()["stop_reason"], "interrupted", "{ran:?}");
@@ -151,9 +149,15 @@ fn a_later_one_ends_what_the_first_cannot() {
         catches(&child);
         signal(&child, Signal::INT);
         signal(&child, last);
-        std::thread::sleep(Duration::from_millis(350));
+        std::thread::sleep(Duration::from_millis(50));
         assert!(child.try_wait().expect("a state").is_none(), "the first signal ended it");
-        signal(&child, last);
+        eventually("the end", || {
+            let ended = child.try_wait().expect("a state").is_some();
+            if !ended {
+                signal(&child, last);
+            }
+            ended
+        });
         let ran = finish(child);
         assert_eq!((ran.code, ran.stdout.len()), (Some(code), 0), "{ran:?}");
     }

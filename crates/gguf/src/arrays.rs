@@ -114,6 +114,31 @@ impl<'a> Strings<'a> {
     }
 }
 
+/// The elements of an array of numbers or bools as they stand in the file, each as a [`Value`] of the array's type.
+pub struct Scalars<'a>(Elements<'a>);
+
+impl<'a> Scalars<'a> {
+    /// `array` has elements of a fixed size.
+    pub(crate) fn new(source: &'a dyn Source, array: ArrayInfo, key: &str, path: Option<&Path>) -> Self {
+        Self(Elements::new(source, array, key, path))
+    }
+}
+
+impl Iterator for Scalars<'_> {
+    /// `WrongType` for a bool that is neither 0 nor 1, `Io` or `Truncated` if the file cannot be read; the last item
+    /// then.
+    type Item = Result<Value>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.scalar("0 or 1", |v| Some(v.clone()))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = usize::try_from(self.0.left()).ok();
+        (0, left) // an error may end it at once
+    }
+}
+
 /// The elements of an integer array of any width, as `i64`.
 pub struct Ints<'a>(Elements<'a>);
 

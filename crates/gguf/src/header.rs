@@ -1,8 +1,9 @@
 //! One file's header, from its magic to its last tensor info.
 
+use std::fs::{self, File};
 use std::path::Path;
 
-use crate::arrays::{Floats, Ints, Strings};
+use crate::arrays::{Floats, Ints, Scalars, Strings};
 use crate::error::{Error, ErrorKind, Result};
 use crate::foreign;
 use crate::limits::Limits;
@@ -105,6 +106,17 @@ impl Header {
     pub fn strings<'a>(&self, source: &'a dyn Source, key: &str) -> Result<Option<Strings<'a>>> {
         let array = self.metadata.array_of(key, "an array of strings", |a| a.element == ValueType::String)?;
         Ok(array.map(|array| Strings::new(source, array, key, self.path())))
+    }
+
+    /// Streams an array of numbers or bools from `source`, the one that was parsed, as they stand there. `None` if the
+    /// key is absent.
+    ///
+    /// # Errors
+    /// `WrongType` if the value is no such array.
+    pub fn scalars<'a>(&self, source: &'a dyn Source, key: &str) -> Result<Option<Scalars<'a>>> {
+        let fits = |a: ArrayInfo| a.element.fixed_bytes().is_some();
+        let array = self.metadata.array_of(key, "an array of numbers or bools", fits)?;
+        Ok(array.map(|array| Scalars::new(source, array, key, self.path())))
     }
 
     /// Streams an array of integers of any width from `source`, the one that was parsed. `None` if the key is absent.
@@ -224,4 +236,27 @@ fn read_alignment(metadata: &Metadata, limits: &Limits) -> Result<u64> {
     let why =
         format!("{ALIGNMENT_KEY} is {alignment}, wanted a power of two or a multiple of 8, at most {max}");
     Err(Error::new(ErrorKind::Malformed, why))
+}
+
+/// Opens and parses one file. Every error names it.
+pub(crate) fn open_file(path: &Path, limits: &Limits) -> Result<(File, Header)> {
+    let open = || {
+        // Asked before it is opened: opening a pipe without a writer would wait for ever.
+        let kind = fs::metadata(path).map_err(|e| Error::io("cannot open", e))?;
+        if kind.is_dir() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "is a directory, wanted a .gguf file: name the file in it",
+            ));
+        }
+        if !kind.is_file() {
+            let why = "is no regular file (a pipe or device?): the weights are read by offset, so save it as a file first";
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        let file = File::open(path).map_err(|e| Error::io("cannot open", e))?;
+        let mut header = Header::parse(&file, limits)?;
+        header.metadata.path = Some(path.to_path_buf());
+        Ok((file, header))
+    };
+    open().map_err(|e| e.in_file(Some(path)))
 }

@@ -60,7 +60,7 @@ mod types;
 mod value;
 mod write;
 
-pub use arrays::{Floats, Ints, Strings};
+pub use arrays::{Floats, Ints, Scalars, Strings};
 pub use error::{Error, ErrorKind, Escaped, Result, escape};
 pub use header::Header;
 pub use limits::Limits;

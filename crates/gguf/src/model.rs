@@ -1,12 +1,12 @@
 //! One model: a file, or all the shards of a set, opened together.
 
 use std::borrow::Cow;
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use crate::arrays::{Floats, Ints, Strings};
+use crate::arrays::{Floats, Ints, Scalars, Strings};
 use crate::error::{Error, ErrorKind, Result};
-use crate::header::Header;
+use crate::header::{Header, open_file};
 use crate::limits::Limits;
 use crate::metadata::Metadata;
 use crate::split;
@@ -183,6 +183,14 @@ impl Gguf {
         self.first.strings(&self.files[0], key)
     }
 
+    /// Streams an array of numbers or bools from the file, as they stand there. `None` if the key is absent.
+    ///
+    /// # Errors
+    /// `WrongType` if the value is no such array.
+    pub fn scalars(&self, key: &str) -> Result<Option<Scalars<'_>>> {
+        self.first.scalars(&self.files[0], key)
+    }
+
     /// Streams an array of integers of any width from the file. `None` if the key is absent.
     ///
     /// # Errors
@@ -198,27 +206,4 @@ impl Gguf {
     pub fn floats(&self, key: &str) -> Result<Option<Floats<'_>>> {
         self.first.floats(&self.files[0], key)
     }
-}
-
-/// Opens and parses one file. Every error names it.
-pub(crate) fn open_file(path: &Path, limits: &Limits) -> Result<(File, Header)> {
-    let open = || {
-        // Asked before it is opened: opening a pipe without a writer would wait for ever.
-        let kind = fs::metadata(path).map_err(|e| Error::io("cannot open", e))?;
-        if kind.is_dir() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "is a directory, wanted a .gguf file: name the file in it",
-            ));
-        }
-        if !kind.is_file() {
-            let why = "is no regular file (a pipe or device?): the weights are read by offset, so save it as a file first";
-            return Err(Error::new(ErrorKind::Unsupported, why));
-        }
-        let file = File::open(path).map_err(|e| Error::io("cannot open", e))?;
-        let mut header = Header::parse(&file, limits)?;
-        header.metadata.path = Some(path.to_path_buf());
-        Ok((file, header))
-    };
-    open().map_err(|e| e.in_file(Some(path)))
 }

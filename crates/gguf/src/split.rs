@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, ErrorKind, Result, escape};
 use crate::header::Header;
+use crate::header::open_file;
 use crate::limits::Limits;
 use crate::metadata::Metadata;
-use crate::model::open_file;
 
 const NO: &str = "split.no";
 const COUNT: &str = "split.count";

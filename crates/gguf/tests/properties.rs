@@ -52,7 +52,8 @@ fn exercise(bytes: &[u8], streamed: &[u8]) {
         for source in [bytes, streamed] {
             let ints = header.ints(&source, key).ok().flatten().map_or(0, Iterator::count);
             let floats = header.floats(&source, key).ok().flatten().map_or(0, Iterator::count);
-            assert!((ints as u64).max(floats as u64) <= array.len);
+            let scalars = header.scalars(&source, key).ok().flatten().map_or(0, Iterator::count);
+            assert!((ints as u64).max(floats as u64).max(scalars as u64) <= array.len);
         }
         assert!(seen <= array.len);
     }
@@ -88,6 +89,7 @@ fn every_type_is_read_back() {
         ("words", header.ints(&bytes, "words").err()),
         ("scores", header.ints(&bytes, "scores").err()),
         ("flags", header.floats(&bytes, "flags").err()),
+        ("words", header.scalars(&bytes, "words").err()),
     ] {
         let error = wrong.expect(key);
         assert_eq!(error.kind(), ErrorKind::WrongType);
@@ -104,6 +106,11 @@ fn every_type_is_read_back() {
     assert_eq!(ids, [-1, 2, 3]);
     let scores: Vec<f64> = header.floats(&bytes, "scores").unwrap().unwrap().map(Result::unwrap).collect();
     assert_eq!(scores, [0.5, -2.0]);
+    let scalars =
+        |key| -> Vec<Value> { header.scalars(&bytes, key).unwrap().unwrap().map(Result::unwrap).collect() };
+    assert_eq!(scalars("scores"), [Value::F32(0.5), Value::F32(-2.0)]);
+    assert!(scalars("flags").iter().all(|flag| flag.ty() == ValueType::Bool));
+    assert_eq!(scalars("flags").len() as u64, meta.array("flags").unwrap().unwrap().len);
     assert!(header.strings(&bytes, "none").unwrap().unwrap().next().is_none());
     assert!(header.strings(&bytes, "absent").unwrap().is_none());
     assert_eq!(meta.array("none").unwrap().unwrap().element, ValueType::String);

@@ -55,7 +55,7 @@ impl Isa {
     /// `avx512`; empty counts as unset).
     ///
     /// # Errors
-    /// When the variable names no level, or one that this CPU does not have.
+    /// When the variable names no level of this program, or one that this CPU does not have.
     pub fn detect() -> Result<Self, IsaError> {
         match std::env::var_os(VARIABLE) {
             Some(value) if !value.is_empty() => Self::named(&value.to_string_lossy()),
@@ -134,7 +134,7 @@ impl fmt::Display for Isa {
     }
 }
 
-/// The environment asks for a level that this CPU does not have.
+/// The environment asks for a level that this program does not have, or not for this CPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IsaError {
     value: String,
@@ -145,7 +145,7 @@ impl fmt::Display for IsaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{VARIABLE}={} names no level of this CPU, which has {}; unset it to take the best",
+            "{VARIABLE}={} cannot be had: wanted one of {}, the levels that this program has for this CPU; unset it to take the best",
             self.value,
             self.available.join(", ")
         )

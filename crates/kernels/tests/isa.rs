@@ -45,6 +45,9 @@ fn forced_levels() {
 fn impossible_levels() {
     for level in ["neon", "AVX2", "1"] {
         let text = detect(Some(level));
-        assert!(text.contains(&format!("error <SLUICE_ISA={level} ")) && text.contains("scalar"), "{text}");
+        assert!(
+            text.contains(&format!("error <SLUICE_ISA={level} ")) && text.contains("wanted one of scalar"),
+            "{text}"
+        );
     }
 }

@@ -10,7 +10,8 @@ use sluice_kernels::{Format, Isa};
 
 use crate::error::{Error, Result};
 use crate::forward::Llama;
-use crate::plan::{Cut, Plan, Residency};
+use crate::plan::{Chunk, Cut, Plan, Residency};
+use crate::team::Team;
 use crate::tokenizer::Tokenizer;
 use crate::weights::Table;
 
@@ -45,6 +46,7 @@ impl Model {
     /// As [`Model::open`].
     pub fn open_with(path: &Path, isa: Isa) -> Result<Self> {
         let gguf = Gguf::open(path)?;
+        has_tensors(&gguf)?;
         let identities = gguf.files().iter().zip(gguf.paths()).map(|(file, path)| {
             Ok(Identity::of(&file.metadata().map_err(|source| unanswered(path, source))?))
         });
@@ -149,6 +151,19 @@ pub fn open_tokenizer(path: &Path) -> Result<Tokenizer> {
     tokenizer(&Gguf::open(path)?)
 }
 
+/// Refuses files that hold a vocabulary and nothing else, before their missing tensors are told one by one.
+fn has_tensors(gguf: &Gguf) -> Result<()> {
+    if !gguf.tensors().is_empty() {
+        return Ok(());
+    }
+    let problem = if gguf.get("tokenizer.ggml.tokens").is_some() {
+        "holds a vocabulary only (no tensors): tokenize works on it, run does not"
+    } else {
+        "holds no tensors; wanted a whole model"
+    };
+    Err(Error::tensor(&gguf.paths()[0], problem))
+}
+
 fn detected_isa() -> Result<Isa> {
     Isa::detect().map_err(|e| Error::Usage(e.to_string()))
 }
@@ -166,10 +181,17 @@ pub struct StreamSummary {
     pub head_bytes: u64,
     /// The head is the embedding table.
     pub tied: bool,
-    /// Chunks of a pass at the default sizes.
+    /// Chunks of a pass as eager backends read them (direct reads, io_uring).
     pub chunks: usize,
     /// The longest of them in bytes.
     pub longest_chunk: usize,
+    /// Chunks of a pass as lazy backends read them (mmap, pread through the page cache): pieces that a core works on,
+    /// which depends on the number of workers.
+    pub lazy_chunks: usize,
+    /// The longest of them in bytes.
+    pub longest_lazy_chunk: usize,
+    /// The workers that share them: those of a session that is not told how many.
+    pub workers: usize,
 }
 
 impl StreamSummary {
@@ -178,26 +200,32 @@ impl StreamSummary {
     /// # Errors
     /// When the model cannot be run; the message says why.
     pub fn of(gguf: &Gguf, chunk_bytes: usize, head_rows: usize) -> Result<Self> {
+        has_tensors(gguf)?;
         let isa = detected_isa()?;
         let (llama, table, _) = Llama::load(gguf, isa)?;
-        let cut = Cut { chunk_bytes, head_rows, workers: 1, chunk_is_band: false };
         let head = llama.output.head.weight;
-        let plan =
-            Plan::new(&llama.record(isa)?, &table, head, &cut, Residency { layers: false, head: false });
-        let bytes = |head_wanted: bool| {
-            let steps = plan.passes[0].steps.iter().map(|s| &plan.chunks[*s as usize]);
-            steps
-                .filter(|c| (c.weight == head) == head_wanted)
-                .map(|c| (c.rows.len() * table.get(c.weight).row_bytes) as u64)
-                .sum()
+        let passes = llama.record(isa)?;
+        let workers = Team::default_workers();
+        let plan = |chunk_is_band| {
+            let cut = Cut { chunk_bytes, head_rows, workers, chunk_is_band };
+            Plan::new(&passes, &table, head, &cut, Residency { layers: false, head: false })
         };
-        let longest = plan.chunks.iter().map(|c| c.rows.len() * table.get(c.weight).row_bytes).max();
+        let (eager, lazy) = (plan(false), plan(true));
+        let length = |c: &Chunk| c.rows.len() * table.get(c.weight).row_bytes;
+        let bytes = |head_wanted: bool| {
+            let steps = eager.passes[0].steps.iter().map(|s| &eager.chunks[*s as usize]);
+            steps.filter(|c| (c.weight == head) == head_wanted).map(|c| length(c) as u64).sum()
+        };
+        let longest = |plan: &Plan| plan.chunks.iter().map(length).max().unwrap_or(0);
         Ok(Self {
             layer_bytes: bytes(false),
             head_bytes: bytes(true),
             tied: head == llama.embedding,
-            chunks: plan.passes[0].steps.len(),
-            longest_chunk: longest.unwrap_or(0),
+            chunks: eager.passes[0].steps.len(),
+            longest_chunk: longest(&eager),
+            lazy_chunks: lazy.passes[0].steps.len(),
+            longest_lazy_chunk: longest(&lazy),
+            workers,
         })
     }
 }
