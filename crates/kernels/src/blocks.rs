@@ -373,8 +373,10 @@ impl Block<256, 16> for BlockQ3K {
     #[inline(always)]
     fn unpack(&self) -> Unpacked256 {
         let mut q = two_bits(&self.qs);
-        for (i, q) in q.iter_mut().enumerate() {
-            *q += (self.hmask[i % 32] >> (i / 32) & 1) as i8 * 4 - 4;
+        for group in 0..8 {
+            for l in 0..32 {
+                q[32 * group + l] += (self.hmask[l] >> group & 1) as i8 * 4 - 4;
+            }
         }
         let mut scale = [0; 16];
         for (i, scale) in scale.iter_mut().enumerate() {
