@@ -27,7 +27,7 @@
 //! # }
 //! ```
 
-#![deny(unsafe_code)] // but for the team, whose regions lend a closure to other threads
+#![forbid(unsafe_code)]
 
 mod available;
 pub mod config;
@@ -47,7 +47,6 @@ mod session;
 mod state;
 mod stop;
 mod stream;
-#[allow(unsafe_code, reason = "a region's closure outlives its lifetime's name, not its life")]
 mod team;
 pub mod tokenizer;
 pub mod weights;

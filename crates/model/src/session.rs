@@ -238,7 +238,8 @@ impl<'m> Session<'m> {
     }
 
     fn pass(&mut self, tokens: &[u32], kind: PassKind, next: Option<PassKind>, wanted: Logits) -> Result<()> {
-        let result = self.run_pass(tokens, kind, next, wanted);
+        let team = Arc::clone(&self.team);
+        let result = team.enter(|| self.pass_on_team(tokens, kind, next, wanted));
         if result.is_err() {
             // The first error is the one to tell; if the stream is beyond repair the next pass says so.
             let _ = self.weights.rewind();
@@ -250,7 +251,7 @@ impl<'m> Session<'m> {
         result
     }
 
-    fn run_pass(
+    fn pass_on_team(
         &mut self,
         tokens: &[u32],
         kind: PassKind,
