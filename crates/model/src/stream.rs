@@ -410,6 +410,8 @@ mod tests {
                 let mut weights = world.weights(&case, world.memory(depth), &cancel);
                 let mut interrupted = 0;
                 for moment in 0..200u64 {
+                    // Up before the first pass; later ones may be over before the thread has begun.
+                    cancel.store(moment == 0, Ordering::Relaxed);
                     let outcome = thread::scope(|scope| {
                         scope.spawn(|| {
                             thread::sleep(Duration::from_micros(moment * 3));
@@ -417,7 +419,6 @@ mod tests {
                         });
                         world.pass(&mut weights, case.tokens, PassKind::WithHead, Some(PassKind::WithHead))
                     });
-                    cancel.store(false, Ordering::Relaxed);
                     if let Err(error) = outcome {
                         assert!(matches!(error, Error::Interrupted), "{error}");
                         interrupted += 1;
@@ -425,6 +426,7 @@ mod tests {
                     }
                 }
                 assert!(interrupted > 0, "the flag was to be seen");
+                cancel.store(false, Ordering::Relaxed);
                 world.pass(&mut weights, case.tokens, PassKind::WithHead, None).expect("the flag is down");
             });
         }
