@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use sluice_model::{Error, Options, ProcessMemory, Session};
+use sluice_model::{Error, Options, ProcessMemory, Sampler, SamplerOptions, Session};
 
 use crate::io::{Failure, print, print_json};
 use crate::json::{ModelInfo, Rep, RunDocument, Timings, report_parts};
@@ -25,13 +25,14 @@ pub fn run(args: &args::Bench, started: Instant) -> Result<ExitCode, Failure> {
     let mut session = Session::open(&model, &options)?;
     let load_s = started.elapsed().as_secs_f64();
 
-    let prompt = random_ids(args.prompt_tokens, model.tokenizer().vocab_size());
+    let vocabulary = model.tokenizer().vocab_size();
+    let prompt = random_ids(args.prompt_tokens, vocabulary);
     let mut reps = Vec::with_capacity(args.reps);
     let mut ids = Vec::new();
     let mut first_token = None;
     for rep in 0..=args.reps {
         session.restart()?;
-        let (measured, generated, first) = repetition(&mut session, &prompt, args.gen_tokens)?;
+        let (measured, generated, first) = repetition(&mut session, vocabulary, &prompt, args.gen_tokens)?;
         first_token.get_or_insert(first);
         if rep > 0 {
             reps.push(measured);
@@ -92,16 +93,21 @@ pub fn run(args: &args::Bench, started: Instant) -> Result<ExitCode, Failure> {
 /// One prompt and what follows it: the rates, the ids, and when the first of them was known.
 fn repetition(
     session: &mut Session<'_>,
+    vocabulary: usize,
     prompt: &[u32],
     count: usize,
 ) -> Result<(Rep, Vec<u32>, Instant), Error> {
+    let mut sampler = Sampler::new(SamplerOptions::default()).map_err(|e| Error::Usage(e.to_string()))?;
+    let mut next = |tokens: &[u32], more: bool| -> Result<u32, Error> {
+        let logits = session.feed(tokens, more)?;
+        // Rows past the vocabulary are padding of the matrix.
+        Ok(sampler.next(&mut logits[..vocabulary], &[]).expect("feed gives finite logits only"))
+    };
     let began = Instant::now();
-    let mut id = likeliest(session.feed(prompt, count > 1)?);
+    let mut ids = vec![next(prompt, count > 1)?];
     let first = Instant::now();
-    let mut ids = vec![id];
     while ids.len() < count {
-        id = likeliest(session.feed(&[id], ids.len() + 1 < count)?);
-        ids.push(id);
+        ids.push(next(&[ids[ids.len() - 1]], ids.len() + 1 < count)?);
     }
     let decode_s = first.elapsed().as_secs_f64();
     let rep = Rep {
@@ -109,17 +115,6 @@ fn repetition(
         decode_tok_s: (count > 1).then(|| (count - 1) as f64 / decode_s),
     };
     Ok((rep, ids, first))
-}
-
-/// The id of the largest logit, the lowest of equal ones.
-fn likeliest(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (id, logit) in logits.iter().enumerate() {
-        if *logit > logits[best] {
-            best = id;
-        }
-    }
-    best as u32
 }
 
 /// Ids spread over the vocabulary: a multiplicative sequence, which repeats late and has no order.
@@ -139,10 +134,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_and_choices() {
+    fn the_median_is_the_middle_one() {
         assert_eq!(median([3.0, 1.0, 2.0].into_iter()), Some(2.0));
         assert_eq!(median(std::iter::empty()), None);
-        assert_eq!(likeliest(&[1.0, 5.0, 5.0, -1.0]), 1);
     }
 
     #[test]

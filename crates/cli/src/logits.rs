@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use serde::Serialize;
-use sluice_model::{Digest, Options, Session};
+use sluice_model::{Options, Session};
 
 use crate::io::{Failure, print, print_json};
 use crate::{args, interrupt, open};
@@ -29,11 +29,9 @@ pub fn run(args: &args::Logits) -> Result<ExitCode, Failure> {
     let context = open::context(&model, &args.session, args.ids.len(), 0, "the --ids")?;
     let options = Options { cancel, ..args.session.options(context) };
     let mut session = Session::open(&model, &options)?;
-    let mut digest = Digest::default();
     let mut positions = Vec::with_capacity(args.ids.len());
     let mut nll = 0.0;
     session.feed_each(&args.ids, |position, row| {
-        digest.add(row);
         positions.push(Position { top: highest(row, args.top) });
         if let Some(next) = args.ids.get(position + 1) {
             nll += negative_log_likelihood(row, *next as usize);
@@ -42,7 +40,7 @@ pub fn run(args: &args::Logits) -> Result<ExitCode, Failure> {
     let scored = args.ids.len() - 1;
     let nll = (scored > 0).then(|| nll / scored as f64);
     if args.json {
-        print_json(&Document { positions, nll, logits_digest: format!("{:016x}", digest.finish()) })?;
+        print_json(&Document { positions, nll, logits_digest: format!("{:016x}", session.digest()) })?;
     } else {
         for (i, (id, position)) in args.ids.iter().zip(&positions).enumerate() {
             let top: Vec<String> = position.top.iter().map(|(id, v)| format!("{id}:{v:.4}")).collect();

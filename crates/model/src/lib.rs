@@ -51,7 +51,6 @@ mod team;
 pub mod tokenizer;
 pub mod weights;
 
-pub use digest::Digest;
 pub use error::{Error, Result};
 pub use generate::{GenerateOptions, Outcome, StopReason, generate};
 pub use kv::KvFormat;

@@ -14,8 +14,8 @@ use crate::state::{add_bias, add_product, sized, to_token_major};
 use crate::team::Team;
 use crate::weights::Weights;
 
-/// Below this many multiplications a parallel region costs more than it saves (waking a worker takes tens of
-/// microseconds, in which a core does a few hundred thousand).
+/// Below this many multiplications attention stays on one worker. An estimate, not a measurement: waking a worker takes
+/// some tens of microseconds, and in those a core does a few hundred thousand.
 const WORTH_A_REGION: usize = 1 << 18;
 
 /// Weights of one attention.
