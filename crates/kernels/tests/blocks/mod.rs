@@ -1,8 +1,14 @@
-//! Random rows for the tests, a small generator of random numbers, and what the kernels see of activations.
+//! Rows for tests and benches, random and chosen, a small generator of random numbers, products as bits, and what the kernels
+//! see of activations.
 #![allow(dead_code)] // each test file is a crate of its own and uses a part of this
 
+use core::ops::Range;
+
 use half::f16;
-use sluice_kernels::Format;
+use sluice_kernels::{Acts, Format, Isa, QuantRows, matmul, reference};
+
+/// How far a product may be off the reference, in parts of Σ|w·x|: what the crate promises of f32 sums.
+pub const BOUND: f64 = 1e-5;
 
 /// PCG-XSH-RR with 64 bits of state, from O'Neill, "PCG: A Family of Simple Fast Space-Efficient Statistically Good
 /// Algorithms for Random Number Generation", 2014.
@@ -52,13 +58,28 @@ fn heads(format: Format) -> &'static [usize] {
     }
 }
 
-/// Sets every half of every block to these bits; for F16 every weight.
-pub fn set_heads(format: Format, bytes: &mut [u8], bits: u16) {
-    let places = if format == Format::F16 { &[0] } else { heads(format) };
-    for block in bytes.chunks_exact_mut(format.block_bytes()) {
-        for &at in places {
-            block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
-        }
+/// Where the integers are that scale parts of a block; nowhere in formats with one scale.
+pub fn scales(format: Format) -> Range<usize> {
+    match format {
+        Format::Q2_K => 0..16,
+        Format::Q3_K => 96..108,
+        Format::Q4_K | Format::Q5_K => 4..16,
+        Format::Q6_K => 192..208,
+        Format::IQ4_XS => 2..8,
+        _ => 0..0,
+    }
+}
+
+/// Sets the halves of a block to these bits: the scale and, where there is one, that of the minima. Of a format without
+/// blocks it sets the weight, or its upper half.
+pub fn set_heads(format: Format, block: &mut [u8], bits: [u16; 2]) {
+    let places = match format {
+        Format::F32 => &[2],
+        Format::F16 | Format::BF16 => &[0],
+        _ => heads(format),
+    };
+    for (&at, bits) in places.iter().zip(bits) {
+        block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
     }
 }
 
@@ -95,4 +116,47 @@ pub fn as_quantised(format: Format, x: &[f32]) -> Vec<f32> {
         group.iter().map(move |x| (x * (127.0 / amax)).round_ties_even() * (amax / 127.0))
     });
     groups.collect()
+}
+
+/// Activations of normal distribution, ready for rows of the format.
+pub fn acts(rng: &mut Pcg, tokens: usize, cols: usize, isa: Isa, format: Format) -> Acts {
+    let values: Vec<f32> = (0..tokens * cols).map(|_| rng.normal()).collect();
+    acts_of(&values, cols, isa, format)
+}
+
+/// These activations, ready for rows of the format.
+pub fn acts_of(values: &[f32], cols: usize, isa: Isa, format: Format) -> Acts {
+    let mut acts = Acts::new();
+    acts.fill(values, cols);
+    acts.prepare(isa, format);
+    acts
+}
+
+/// The bits of W·x, (rows, tokens).
+pub fn product(isa: Isa, w: QuantRows<'_>, x: &Acts) -> Vec<u32> {
+    let mut y = vec![f32::NAN; w.rows() * x.tokens()];
+    matmul(isa, w, x, &mut y);
+    y.into_iter().map(f32::to_bits).collect()
+}
+
+/// The first results of (rows, tokens): those of the first `rows` rows with the first `few` tokens.
+pub fn part(results: &[u32], tokens: usize, rows: usize, few: usize) -> Vec<u32> {
+    results.chunks_exact(tokens).take(rows).flat_map(|row| &row[..few]).copied().collect()
+}
+
+/// The largest error of a product against the reference in f64, on the activations that the 8-bit form stands for, in parts
+/// of Σ|w·x|. All rows, the first `tokens` tokens.
+pub fn error(w: QuantRows<'_>, x: &Acts, y: &[u32], tokens: usize) -> f64 {
+    let mut worst = 0.0f64;
+    for (token, values) in x.values().chunks_exact(w.cols()).take(tokens).enumerate() {
+        let seen = as_quantised(w.format(), values);
+        for row in 0..w.rows() {
+            let (wanted, scale) = reference::dot(w.format(), w.slice(row..row + 1).bytes(), &seen);
+            let off = (f64::from(f32::from_bits(y[row * x.tokens() + token])) - wanted).abs();
+            // Nothing may be off a sum of nothing, and no number is no small error.
+            let ratio = if off == 0.0 { 0.0 } else { off / scale };
+            worst = if ratio.is_nan() { f64::INFINITY } else { worst.max(ratio) };
+        }
+    }
+    worst
 }
