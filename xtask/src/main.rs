@@ -20,7 +20,10 @@ usage: cargo xtask COMMAND
   demo            fetch, build, and run one prompt through every backend
   tidy            rules on the sources that no lint knows
   smoke [MODEL]   run a model (default: two tiny ones, written here) every way; the logits must not differ by a bit
-  synth NAME OUT  write a tiny model: every matrix of one type (Q4_K), or one with a feature (tied, qwen2)
+  synth NAME OUT [--layers N] [--seed N]
+                  write a model with random weights: a real shape in the mix Q4_K_M (tiny, tinyllama_1b, llama32_1b,
+                  llama3_8b, llama2_13b, llama3_70b), or a tiny one whose every matrix is of one type (Q4_K), or that has
+                  a feature (tied, qwen2)
   ci              everything that has to pass: tidy, fmt, clippy, docs, fetch, tests, loom, smoke
 
 environment
@@ -36,7 +39,7 @@ fn main() -> ExitCode {
         ["tidy"] => tidy::tidy(),
         ["smoke"] => smoke::smoke(None),
         ["smoke", model] => smoke::smoke(Some(model.as_ref())),
-        ["synth", format, out] => synth::synth(format, out.as_ref()),
+        ["synth", ref words @ ..] => synth::synth(words),
         ["ci"] => ci::ci(),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");

@@ -214,6 +214,21 @@ impl Writer {
         self
     }
 
+    /// Adds a key with an array whose elements come one by one, so that a vocabulary need not lie in memory twice.
+    pub fn array_from<T: Element>(&mut self, key: &str, values: impl IntoIterator<Item = T>) -> &mut Self {
+        self.begin_key(key, ValueType::Array);
+        self.metadata.extend(T::TYPE.id().to_le_bytes());
+        let at = self.metadata.len();
+        self.metadata.extend([0; 8]);
+        let mut count = 0u64;
+        for value in values {
+            value.encode(&mut self.metadata);
+            count += 1;
+        }
+        self.metadata[at..at + 8].copy_from_slice(&count.to_le_bytes());
+        self
+    }
+
     fn begin_key(&mut self, key: &str, ty: ValueType) {
         self.keys.push(key.into());
         encode_string(key.as_bytes(), &mut self.metadata);
