@@ -68,7 +68,7 @@ fn quants_scales_and_activations_at_their_ends() {
                 let sign = |token: usize, col: usize| match token {
                     0 => true,
                     1 => false,
-                    2..=5 => col / [1, 2, 4, 16][token - 2] % 2 == 0,
+                    2..=5 => (col / [1, 2, 4, 16][token - 2]).is_multiple_of(2),
                     _ => rng.below(2) == 0,
                 };
                 let mut sign = sign;

@@ -200,3 +200,44 @@ fn dequantised_rows_are_the_reference_rounded_once() {
         }
     }
 }
+
+/// FNV-1a of 64 blocks of each format as the Python package gguf 0.19.0 dequantises them: an implementation that shares
+/// nothing with ours. Zeros count as positive.
+#[test]
+fn dequantised_rows_are_those_of_another_implementation() {
+    const HASHES: [(Format, u64); 15] = [
+        (Format::F32, 0x4733_6f49_320a_c7d0),
+        (Format::F16, 0x1467_7865_fb68_5276),
+        (Format::BF16, 0x853a_7b98_7334_66b9),
+        (Format::Q4_0, 0x9b94_36b1_e285_9efd),
+        (Format::Q4_1, 0xec6d_75ba_8151_2b7f),
+        (Format::Q5_0, 0x6189_3bb4_bbe3_f02f),
+        (Format::Q5_1, 0x267d_a3ee_1802_ef27),
+        (Format::Q8_0, 0x8307_02df_bb8d_e699),
+        (Format::Q2_K, 0xe00d_bd9a_36f4_6ce2),
+        (Format::Q3_K, 0x44de_39c7_68cf_ef25),
+        (Format::Q4_K, 0x529c_a535_4b56_fd7f),
+        (Format::Q5_K, 0xc845_38f7_de87_2df7),
+        (Format::Q6_K, 0x9675_88e8_9bb5_656b),
+        (Format::IQ4_NL, 0xa715_8514_b78a_6205),
+        (Format::IQ4_XS, 0xc2d9_12cc_825a_47b8),
+    ];
+    for (format, wanted) in HASHES {
+        let mut rng = Pcg::new(12);
+        let mut bytes = vec![0; 64 * format.block_bytes()];
+        rng.fill(&mut bytes);
+        for block in bytes.chunks_exact_mut(format.block_bytes()) {
+            // Scales of either sign between 2^-7 and 2^-6; of formats without blocks, finite weights.
+            blocks::set_heads(format, block, [0; 2].map(|_: u16| rng.next() as u16 & 0x83ff | 0x2000));
+        }
+        for isa in Isa::available() {
+            let mut out = vec![0.0; 64 * format.block_len()];
+            dequantise(isa, QuantRows::new(format, format.block_len(), &bytes).unwrap(), &mut out);
+            let bytes = out.iter().flat_map(|value| (value + 0.0).to_le_bytes());
+            let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+            });
+            assert_eq!(hash, wanted, "{format}, {isa}: {hash:#x}");
+        }
+    }
+}
