@@ -21,6 +21,8 @@ pub mod mmap;
 #[cfg(not(loom))]
 pub mod pread;
 #[cfg(all(not(loom), target_os = "linux"))]
+pub(crate) mod seats;
+#[cfg(all(not(loom), target_os = "linux"))]
 pub mod uring;
 
 use std::fmt;
@@ -102,17 +104,19 @@ pub trait Backend: Send + Sync {
 /// Memory for one chunk.
 #[derive(Debug, Default)]
 pub struct Slot {
-    buffer: Buffer,
+    #[cfg(all(not(loom), target_os = "linux"))]
+    seat: Option<seats::Seat>, // before the buffer, so that it is given up before that is unmapped
+    buffer: Buffer, // never exchanged: the kernel may know it
 }
 
 impl Slot {
     /// A slot around `buffer`, for implementors of [`Backend`].
     pub fn new(buffer: Buffer) -> Self {
-        Slot { buffer }
+        Slot { buffer, ..Slot::default() }
     }
 
     /// The whole memory, for implementors of [`Backend`].
-    pub fn buffer(&mut self) -> &mut Buffer {
+    pub fn buffer(&mut self) -> &mut [u8] {
         &mut self.buffer
     }
 

@@ -11,28 +11,33 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use io_uring::{IoUring, Probe, opcode, types};
+use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::io::Errno;
 
 use super::file::{Progress, Source, lookup, open_all, room};
 use super::flight::Flight;
+use super::seats::Registered;
 use super::{Backend, Failed, Filled, Slot, Ticket};
-use crate::ByteRange;
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stats::Traffic;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock, pause, wait};
+use crate::{ByteRange, FileIndex};
 
 /// Reads in flight unless told otherwise: with chunks of a megabyte, past the point where disks gain from more.
 const DEFAULT_DEPTH: usize = 8;
 
 /// Most reads ahead that are granted, whatever was asked for: each owns a slot, and no disk needs more.
 const MAX_DEPTH: usize = 256;
+
+/// Registered slots beyond those of the reads ahead: each worker holds one. What finds no place is read plainly.
+const SEATS_BESIDE: usize = 64;
 
 /// Times that one read is begun again when the kernel gives it up for reasons of its own (an interruption, the end of
 /// the thread that submitted it, want of memory); then something is wrong that trying does not mend.
@@ -46,7 +51,7 @@ pub struct Uring {
     table: Mutex<Table>,
     submission: Mutex<()>,
     reaped: Condvar, // somebody is back from the kernel
-    ring: IoUring,
+    ring: Arc<Registered>,
     files: Vec<Source>,
     depth: usize,
     align: usize,
@@ -91,6 +96,8 @@ impl Uring {
         }
         let files = open_all(paths, direct)?;
         let align = files.iter().map(Source::align).max().unwrap_or(1);
+        let descriptors: Vec<_> = files.iter().map(|source| source.file().as_raw_fd()).collect();
+        let ring = Arc::new(Registered::new(ring, &descriptors, (depth + SEATS_BESIDE) as u16));
         let (table, submission) = (Mutex::default(), Mutex::default());
         Ok(Uring { table, submission, reaped: Condvar::new(), ring, files, depth, align })
     }
@@ -103,18 +110,12 @@ impl Uring {
         let Some((offset, piece)) = read.progress.next() else {
             return;
         };
-        let file = types::Fd(self.files[read.range.file.0 as usize].file().as_raw_fd());
-        let room = &mut read.slot.buffer()[piece];
-        // A piece is at most 1 GiB long, which fits.
-        let entry = opcode::Read::new(file, room.as_mut_ptr(), room.len() as u32)
-            .offset(offset)
-            .build()
-            .user_data(index as u64);
+        let entry = self.entry(read.range.file, &mut read.slot, piece, offset).user_data(index as u64);
         let alone = lock(&self.submission);
         // SAFETY: `alone` makes this the only use of the submission queue.
-        let mut queue = unsafe { self.ring.submission_shared() };
-        let full = table.in_ring >= self.ring.params().sq_entries() as usize;
-        // SAFETY: the file is open as long as `self`. The memory is a mapping of its own whose address does not change; it
+        let mut queue = unsafe { self.ring.ring().submission_shared() };
+        let full = table.in_ring >= self.ring.ring().params().sq_entries() as usize;
+        // SAFETY: the file is open as long as `self`, which also keeps the ring's own handles on it in place. The memory is a mapping of its own whose address does not change; it
         // stays in `table.reads[index]`, untouched, until the completion with this index has been taken.
         if full || unsafe { queue.push(&entry) }.is_err() {
             table.backlog.push_back(index);
@@ -125,11 +126,26 @@ impl Uring {
         drop(alone);
     }
 
+    /// A read of `piece` of the slot from `offset`, by whatever of it is registered.
+    fn entry(&self, file: FileIndex, slot: &mut Slot, piece: Range<usize>, offset: u64) -> squeue::Entry {
+        let place = types::Fixed(u32::from(file.0));
+        let open = types::Fd(self.files[file.0 as usize].file().as_raw_fd());
+        let seat = slot.seat.as_ref().and_then(|seat| seat.index(&self.ring));
+        let room = &mut slot.buffer()[piece];
+        let (to, len) = (room.as_mut_ptr(), room.len() as u32); // a piece is at most 1 GiB long, which fits
+        match (self.ring.files(), seat) {
+            (true, Some(seat)) => opcode::ReadFixed::new(place, to, len, seat).offset(offset).build(),
+            (true, None) => opcode::Read::new(place, to, len).offset(offset).build(),
+            (false, Some(seat)) => opcode::ReadFixed::new(open, to, len, seat).offset(offset).build(),
+            (false, None) => opcode::Read::new(open, to, len).offset(offset).build(),
+        }
+    }
+
     /// Takes every completion there is; true when that put new entries into the queue.
     fn reap(&self, table: &mut Table) -> bool {
         let mut again = false;
         // SAFETY: `table` is borrowed from its lock, which makes this the only use of the completion queue.
-        let completions: Vec<(usize, i32)> = unsafe { self.ring.completion_shared() }
+        let completions: Vec<(usize, i32)> = unsafe { self.ring.ring().completion_shared() }
             .map(|completion| (completion.user_data() as usize, completion.result()))
             .collect();
         for (index, result) in completions {
@@ -145,7 +161,7 @@ impl Uring {
                 Some(outcome) => table.land(index, outcome),
             }
         }
-        while table.in_ring < self.ring.params().sq_entries() as usize {
+        while table.in_ring < self.ring.ring().params().sq_entries() as usize {
             let Some(index) = table.backlog.pop_front() else {
                 break;
             };
@@ -179,14 +195,14 @@ impl Uring {
 
     /// Hands the queue to the kernel. What it does not take now stays queued, and the next waiter offers it again.
     fn offer(&self) {
-        let _ = self.ring.submit();
+        let _ = self.ring.ring().submit();
     }
 
     /// One turn of waiting in the kernel, without the lock. Something must be in the ring.
     fn enter<'a>(&'a self, mut table: MutexGuard<'a, Table>) -> (MutexGuard<'a, Table>, io::Result<()>) {
         table.reaping = true;
         drop(table);
-        let entered = match self.ring.submit_and_wait(1) {
+        let entered = match self.ring.ring().submit_and_wait(1) {
             Ok(_) => Ok(()),
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::INTR) => Ok(()),
@@ -224,7 +240,9 @@ impl Table {
 
 impl Backend for Uring {
     fn slot(&self, capacity: usize) -> Result<Slot> {
-        Buffer::new(room(capacity, self.align)).map(Slot::new)
+        let mut buffer = Buffer::new(room(capacity, self.align))?;
+        let seat = self.ring.seat(&mut buffer);
+        Ok(Slot { seat, buffer })
     }
 
     fn submit(&self, slot: Slot, range: ByteRange) -> Ticket {
@@ -324,7 +342,7 @@ impl Backend for Uring {
 
     fn describe(&self) -> String {
         let how = if self.direct() { "o_direct" } else { "buffered" };
-        format!("uring {how} qd={} registered=no", self.depth)
+        format!("uring {how} qd={} registered={}", self.depth, self.ring.describe())
     }
 }
 
@@ -378,7 +396,6 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::FileIndex;
 
     /// A waiter on its way into the kernel waits there for a completion. Were another to take what has come meanwhile,
     /// and were that all there was in flight, it would sleep for ever.
@@ -413,5 +430,34 @@ mod tests {
             assert!(backend.wait(first).is_ok());
             assert!(hear.recv().unwrap());
         });
+    }
+    /// A seat stands for one buffer only: it is given up with its slot, means nothing to another ring, and may outlive its
+    /// backend. Bytes are right all the same.
+    #[test]
+    fn seats_come_and_go_with_slots() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&[7; 8192]).unwrap();
+        let open = || Uring::open(&[file.path().to_owned()], false, Some(1));
+        let (Ok(one), Ok(other)) = (open(), open()) else {
+            return; // forbidden here; the contract tests say so
+        };
+        let vacant = || one.ring.vacant();
+        let places = vacant();
+        let mut slots: Vec<Slot> = (0..places + 3).map(|_| one.slot(4096).unwrap()).collect();
+        let seated = slots.iter().filter(|slot| slot.seat.is_some()).count();
+        assert_eq!(places - vacant(), seated, "{}", one.describe());
+        let range = ByteRange { file: FileIndex(0), offset: 1, len: 4096 };
+        for backend in [&one, &other] {
+            for slot in &mut slots {
+                slot.buffer().fill(0);
+                let filled = backend.wait(backend.submit(std::mem::take(slot), range)).unwrap();
+                assert!(filled.iter().all(|&byte| byte == 7));
+                *slot = backend.release(filled);
+            }
+        }
+        slots.truncate(1);
+        assert_eq!(vacant(), places - slots.iter().filter(|slot| slot.seat.is_some()).count());
+        drop(one);
+        drop(slots);
     }
 }
