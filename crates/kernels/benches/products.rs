@@ -36,8 +36,8 @@ const SAMPLES: usize = 50;
 const MEASURED: Duration = Duration::from_millis(250);
 /// Clocks and caches are up after a few milliseconds.
 const WARM_UP: Duration = Duration::from_millis(50);
-/// How often criterion draws from the samples again for its spread; enough for two digits of it.
-const RESAMPLES: usize = 1000;
+/// How often criterion draws from the samples again for its spread: a little more than what it warns below.
+const RESAMPLES: usize = 2000;
 
 /// Where the weights of a case come from.
 #[derive(Clone, Copy, PartialEq)]
@@ -123,6 +123,7 @@ fn products(criterion: &mut Criterion) {
     if let Some(memory) = &memory {
         println!("{memory}");
     }
+    let mut read = memory.map_or(f64::NAN, |memory| memory.one);
     for format in Format::ALL {
         let large = OnceCell::new(); // made only if the filter lets a case of the format through
         let mut group = criterion.benchmark_group(format.name());
@@ -150,13 +151,14 @@ fn products(criterion: &mut Criterion) {
                         time
                     });
                 });
-                // Nothing, if the filter did not want the case or nothing is measured. Before the samples come rounds to
-                // warm up.
+                // No time, if the filter did not want the case. Before the samples come rounds to warm up.
                 seconds.drain(..seconds.len().saturating_sub(SAMPLES));
-                if let (Some(memory), Some(median)) = (&memory, median(&mut seconds)) {
+                if let (true, Some(median)) = (measured, median(&mut seconds)) {
+                    if let (From::Memory, Some(large)) = (from, large.get()) {
+                        read = memory::one_thread(large);
+                    }
                     let bytes = bytes_of(format, band(format)) as f64 / median / 1e9;
                     let operations = (2 * band(format) * COLS * tokens) as f64 / median / 1e9;
-                    let read = memory.one;
                     println!(
                         "{format:6} {isa:6} {name:16} {bytes:7.2} GB/s of weights (memory {read:.1}), {operations:7.2} GOP/s"
                     );
