@@ -2,7 +2,7 @@
 //!
 //! The arrays are streamed from the file; nothing of them is kept but the compact tables.
 
-use super::bpe::{self, Bpe, Merges};
+use super::bpe::{self, Bpe, Hidden, Merges};
 use super::error::{TokenizerError, quote};
 use super::pretokenize::PreTokenizer;
 use super::special::{self, Specials};
@@ -41,19 +41,20 @@ pub(super) fn load(gguf: &Gguf) -> Result<Tokenizer> {
         None => return Err(TokenizerError::missing(MODEL, "the kind of tokenizer")),
     };
     let mut vocab = tokens(gguf)?;
-    let scores = scores(gguf, vocab.len())?;
     let ids = Ids::read(gguf, vocab.len())?;
     let mut warnings = Vec::new();
-    set_kinds(gguf, &mut vocab, &ids, pre.is_none(), &mut warnings)?;
-    let ends = ends(&mut vocab, &ids, &mut warnings);
+    let mut kinds = kinds(gguf, &vocab, &ids, pre.is_none(), &mut warnings)?;
+    let ends = ends(&vocab, &mut kinds, &ids, &mut warnings);
+    vocab.set_kinds(&kinds);
 
     let (scheme, add_bos_by_default) = match pre {
         Some((pre, warning)) => {
             warnings.extend(warning.map(|w| w + looks_like_llama3(&vocab)));
-            let encoder = load_bpe(gguf, &mut vocab, pre, &mut warnings)?;
+            each_score(gguf, vocab.len(), |_| {})?;
+            let encoder = load_bpe(gguf, &mut vocab, kinds, pre, &mut warnings)?;
             (Scheme::Bpe(encoder), pre.add_bos)
         }
-        None => (Scheme::Spm(load_spm(gguf, &mut vocab, scores, &mut warnings)?), true),
+        None => (Scheme::Spm(load_spm(gguf, &mut vocab, &mut warnings)?), true),
     };
     let unknown = ids.unknown.or_else(|| {
         let mut all = 0..vocab.len() as u32;
@@ -120,34 +121,32 @@ fn tokens(gguf: &Gguf) -> Result<Vocab> {
     let info = array(gguf, TOKENS, "an array of strings", |e| e == ValueType::String)?
         .ok_or_else(|| TokenizerError::missing(TOKENS, "the vocabulary"))?;
     let count = count(TOKENS, info, "token")?;
-    let mut vocab = Vocab::with_capacity(count);
+    // In the file each text stands behind its length, 8 bytes. The header's check has compared both with the file's.
+    let bytes = info.bytes.saturating_sub(8 * info.len) as usize;
+    let mut vocab = Vocab::with_capacity(count, bytes);
     each_string(gguf, TOKENS, |_, text| {
-        let too_long = || TokenizerError::malformed(TOKENS, "less than 4 GiB of text", "more");
-        vocab.push(text).then_some(()).ok_or_else(too_long)
+        vocab.push(text);
+        Ok(())
     })?;
     Ok(vocab)
 }
 
-/// Scores by token, checked even where they are not used; `None` if the file has none.
-fn scores(gguf: &Gguf, count: usize) -> Result<Option<Vec<f32>>> {
+/// The scores by token, checked; whether the file has any.
+fn each_score(gguf: &Gguf, count: usize, mut each: impl FnMut(f32)) -> Result<bool> {
     let is_float = |e| matches!(e, ValueType::F32 | ValueType::F64);
     let Some(info) = array(gguf, SCORES, "an array of floats", is_float)? else {
-        return Ok(None);
+        return Ok(false);
     };
     same_length(SCORES, info, count)?;
-    let mut scores = Vec::with_capacity(count);
-    for score in gguf.floats(SCORES).map_err(|e| TokenizerError::read(SCORES, e))?.into_iter().flatten() {
+    let scores = gguf.floats(SCORES).map_err(|e| TokenizerError::read(SCORES, e))?;
+    for (id, score) in scores.into_iter().flatten().enumerate() {
         let score = score.map_err(|e| TokenizerError::read(SCORES, e))?;
         if score.is_nan() {
-            return Err(TokenizerError::malformed(
-                SCORES,
-                "numbers",
-                format!("NaN for token {}", scores.len()),
-            ));
+            return Err(TokenizerError::malformed(SCORES, "numbers", format!("NaN for token {id}")));
         }
-        scores.push(score as f32);
+        each(score as f32);
     }
-    Ok(Some(scores))
+    Ok(true)
 }
 
 /// The ids that the file names.
@@ -176,9 +175,15 @@ impl Ids {
     }
 }
 
-/// Sets what each token is for. Where the file does not say, the named ids are control tokens; and a SentencePiece
+/// What each token is for. Where the file does not say, the named ids are control tokens; and a SentencePiece
 /// vocabulary in which nothing is marked as a byte token has them by their texts.
-fn set_kinds(gguf: &Gguf, vocab: &mut Vocab, ids: &Ids, spm: bool, warnings: &mut Vec<String>) -> Result<()> {
+fn kinds(
+    gguf: &Gguf,
+    vocab: &Vocab,
+    ids: &Ids,
+    spm: bool,
+    warnings: &mut Vec<String>,
+) -> Result<Vec<TokenKind>> {
     let count = vocab.len();
     let mut kinds = Vec::with_capacity(count);
     let info = array(gguf, TOKEN_TYPE, "an array of integers", ValueType::is_integer)?;
@@ -212,48 +217,49 @@ fn set_kinds(gguf: &Gguf, vocab: &mut Vocab, ids: &Ids, spm: bool, warnings: &mu
             }
         }
     }
-    vocab.set_kinds(kinds);
-    Ok(())
+    Ok(kinds)
 }
 
 /// Every token that ends a generation, ascending. They are control tokens whatever the file says of them.
-fn ends(vocab: &mut Vocab, ids: &Ids, warnings: &mut Vec<String>) -> Vec<u32> {
+fn ends(vocab: &Vocab, kinds: &mut [TokenKind], ids: &Ids, warnings: &mut Vec<String>) -> Vec<u32> {
     let mut ends = ids.ends.clone();
     ends.extend((0..vocab.len() as u32).filter(|&id| special::is_end_text(vocab.text(id))));
     ends.sort_unstable();
     ends.dedup();
     for &id in &ends {
-        if vocab.kind(id) != TokenKind::Control {
+        let kind = &mut kinds[id as usize];
+        if *kind != TokenKind::Control {
             let text = quote(vocab.text(id));
             warnings.push(format!(
                 "{TOKEN_TYPE}: {text} ends a text but is not marked as a control token; taken as one"
             ));
-            vocab.set_kind(id, TokenKind::Control);
+            *kind = TokenKind::Control;
         }
     }
     ends
 }
 
-fn load_spm(
-    gguf: &Gguf,
-    vocab: &mut Vocab,
-    scores: Option<Vec<f32>>,
-    warnings: &mut Vec<String>,
-) -> Result<Spm> {
-    let scores = scores.unwrap_or_else(|| {
+fn load_spm(gguf: &Gguf, vocab: &mut Vocab, warnings: &mut Vec<String>) -> Result<Spm> {
+    let mut scores = Vec::with_capacity(vocab.len());
+    if !each_score(gguf, vocab.len(), |score| scores.push(score))? {
         warnings.push(format!(
             "{SCORES}: not in the file, so text is joined from the left; its tokens may be wrong"
         ));
-        vec![0.0; vocab.len()]
-    });
+        scores.resize(vocab.len(), 0.0);
+    }
     let duplicate = vocab.index(|_, kind| spm::is_plain(kind));
     warn_of_duplicate(vocab, duplicate, warnings);
     Ok(Spm::new(vocab, scores, flag(gguf, ADD_SPACE_PREFIX)?.unwrap_or(true)))
 }
 
-fn load_bpe(gguf: &Gguf, vocab: &mut Vocab, pre: PreTokenizer, warnings: &mut Vec<String>) -> Result<Bpe> {
+fn load_bpe(
+    gguf: &Gguf,
+    vocab: &mut Vocab,
+    kinds: Vec<TokenKind>,
+    pre: PreTokenizer,
+    warnings: &mut Vec<String>,
+) -> Result<Bpe> {
     // A token with a character that stands for no byte keeps its text, and no text ever becomes it.
-    let kinds: Vec<TokenKind> = (0..vocab.len() as u32).map(|id| vocab.kind(id)).collect();
     let mut unreachable = Vec::new(); // ascending
     vocab.rewrite(|id, text, bytes| {
         let plain = bpe::is_plain(kinds[id as usize]);
@@ -266,11 +272,42 @@ fn load_bpe(gguf: &Gguf, vocab: &mut Vocab, pre: PreTokenizer, warnings: &mut Ve
     drop(kinds);
     let duplicate = vocab.index(|id, kind| bpe::is_plain(kind) && unreachable.binary_search(&id).is_err());
     warn_of_duplicate(vocab, duplicate, warnings);
+    drop(unreachable);
 
     let info = array(gguf, MERGES, "an array of strings", |e| e == ValueType::String)?
         .ok_or_else(|| TokenizerError::missing(MERGES, "the merges of a gpt2 tokenizer"))?;
     let count = count(MERGES, info, "merge")?;
-    let mut merges = Merges::with_capacity(count);
+    let mut hidden = Hidden::new();
+    let in_order = Merges::in_order(count, vocab.len(), |push| {
+        each_merge(gguf, vocab, |merge| {
+            if let Some(text) = merge.hidden {
+                hidden.insert(text.into(), merge.made);
+            }
+            push(merge.made, merge.left);
+        })
+    })?;
+    let merges = match in_order {
+        Some(merges) => merges,
+        None => {
+            let mut list = Vec::with_capacity(count);
+            each_merge(gguf, vocab, |merge| list.push((merge.made, merge.left as u32, list.len() as u32)))?;
+            Merges::ranked(list)
+        }
+    };
+    Ok(Bpe::new(vocab, merges, hidden, pre))
+}
+
+/// A merge as the file has it, its tokens looked up.
+struct Merge<'t> {
+    made: u32,
+    /// Bytes of the left part.
+    left: usize,
+    /// The bytes of the token that it makes, if ordinary text becomes that token by merges only.
+    hidden: Option<&'t [u8]>,
+}
+
+/// Streams the merges that can ever be made, in the order of their ranks, all of them checked.
+fn each_merge(gguf: &Gguf, vocab: &Vocab, mut each: impl FnMut(Merge<'_>)) -> Result<()> {
     let mut bytes = Vec::new();
     each_string(gguf, MERGES, |index, text| {
         let bad = |wanted: String| {
@@ -282,18 +319,29 @@ fn load_bpe(gguf: &Gguf, vocab: &mut Vocab, pre: PreTokenizer, warnings: &mut Ve
             return Err(bad("two tokens with a space between them".into()));
         };
         let (left, right) = (&text[..space], &text[space + 1..]);
-        let mut find = |left: &[u8], right: &[u8]| {
-            bytes.clear();
-            let decoded = bpe::decode_text(left, &mut bytes) && bpe::decode_text(right, &mut bytes);
-            let plain = if decoded { vocab.find_plain(&bytes) } else { None };
-            // A token that was marked as special later on is stored as the file writes it.
-            let found = plain.or_else(|| vocab.find_special(&[left, right].concat()));
-            found.ok_or_else(|| bad(format!("a token {} in {TOKENS}", quote(&[left, right].concat()))))
+        bytes.clear();
+        let left_decoded = bpe::decode_text(left, &mut bytes);
+        let split = bytes.len();
+        let right_decoded = bpe::decode_text(right, &mut bytes);
+        let decoded = left_decoded && right_decoded;
+        // The token of a text, and whether it is a plain one. One that was marked as special later on is stored as the
+        // file writes it.
+        let find = |text: Option<&[u8]>, raw: &dyn Fn() -> Vec<u8>| {
+            let plain = text.and_then(|text| vocab.find_plain(text));
+            let found = plain.or_else(|| vocab.find_special(&raw()));
+            let found = found.ok_or_else(|| bad(format!("a token {} in {TOKENS}", quote(&raw()))))?;
+            Ok((found, plain.is_some()))
         };
-        merges.push(find(left, b"")?, find(right, b"")?, find(left, right)?);
+        let (_, left_plain) = find(left_decoded.then_some(&bytes[..split]), &|| left.to_vec())?;
+        let (_, right_plain) = find(right_decoded.then_some(&bytes[split..]), &|| right.to_vec())?;
+        let (made, plain) = find(decoded.then_some(&bytes), &|| [left, right].concat())?;
+        // A byte that has no plain token is never merged.
+        let mergeable = (left_plain || split > 1) && (right_plain || bytes.len() - split > 1);
+        if decoded && mergeable {
+            each(Merge { made, left: split, hidden: (!plain).then_some(&bytes) });
+        }
         Ok(())
-    })?;
-    Ok(Bpe::new(vocab, merges, pre))
+    })
 }
 
 fn warn_of_duplicate(vocab: &Vocab, duplicate: Option<(u32, u32)>, warnings: &mut Vec<String>) {

@@ -1,10 +1,11 @@
 //! Tokenizers from a GGUF file's metadata: byte-level BPE (`gpt2`) and SentencePiece (`llama`).
 //!
-//! Made for little memory: a vocabulary of 128,000 tokens and 280,000 merges takes about 9 MB while it is loaded and
-//! afterwards. What text becomes which tokens follows llama.cpp, whose conventions files of this kind are written for;
+//! Made for little memory: Llama 3's vocabulary, 128,256 tokens and 280,147 merges, takes 1.8 MB, and 2.2 while it is
+//! loaded. What text becomes which tokens follows llama.cpp, whose conventions files of this kind are written for;
 //! differences are said where they are made.
 
 mod bpe;
+mod compact;
 mod decode;
 mod error;
 mod load;

@@ -143,11 +143,9 @@ mod tests {
             (b"<unk>", TokenKind::Unknown),
             (b"abc", TokenKind::Normal),
         ];
-        let mut vocab = Vocab::with_capacity(tokens.len());
-        for (text, _) in tokens {
-            assert!(vocab.push(text));
-        }
-        vocab.set_kinds(tokens.map(|(_, kind)| kind).to_vec());
+        let mut vocab = Vocab::with_capacity(0, 0);
+        tokens.iter().for_each(|(text, _)| vocab.push(text));
+        vocab.set_kinds(&tokens.map(|(_, kind)| kind));
         vocab.index(|_, kind| kind == TokenKind::Normal);
         let specials = Specials::new(&vocab);
         (vocab, specials)
