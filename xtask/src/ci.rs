@@ -1,7 +1,7 @@
 //! `cargo xtask ci`: the steps that every change has to pass, with the time that each took.
 
 use crate::sh::{Result, cargo, run, target_dir};
-use crate::{fetch, smoke, tidy};
+use crate::{bench, fetch, tidy};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ pub fn ci() -> Result {
     tests.env("SLUICE_REQUIRE", required).env("SLUICE_MODEL", model);
     step(&mut times, "test", || run(&mut tests))?;
     step(&mut times, "loom", loom)?;
-    step(&mut times, "smoke", || smoke::smoke(None))?;
+    step(&mut times, "smoke", || bench::bench(&[]))?;
     println!("\nall steps passed");
     for (name, seconds) in times {
         println!("{name:<8} {seconds:>6.1} s");

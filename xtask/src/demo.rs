@@ -21,9 +21,9 @@ pub fn demo() -> Result {
     let mut rows = Vec::new();
     for backend in BACKENDS {
         let flags = format!("--backend {backend} {FLAGS}");
-        let report = match run_json(&binary, &model, &prompt, &flags, None)? {
+        let report = match run_json(&binary, &model, &prompt, &flags)? {
             Outcome::Report(report) => report,
-            Outcome::Forbidden { reason, .. } => {
+            Outcome::Forbidden { reason } => {
                 rows.push(format!("{backend:<8}  not on this machine: {reason}"));
                 continue;
             }

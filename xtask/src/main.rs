@@ -2,12 +2,12 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool: printing is its output")]
 
+mod bench;
 mod ci;
 mod demo;
 mod fetch;
 mod sh;
 mod sluice;
-mod smoke;
 mod synth;
 mod tidy;
 
@@ -19,7 +19,8 @@ usage: cargo xtask COMMAND
   fetch           get the real test model into the cache folder, checked by SHA-256; prints its path
   demo            fetch, build, and run one prompt through every backend
   tidy            rules on the sources that no lint knows
-  smoke [MODEL]   run a model (default: two tiny ones, written here) every way; the logits must not differ by a bit
+  bench [FLAGS]   memory against speed, in a matrix of cells; --help names the flags
+  smoke [MODEL]   bench --preset smoke: a model (default: two tiny ones) every way; the logits must not differ by a bit
   synth NAME OUT [--layers N] [--seed N]
                   write a model with random weights: a real shape in the mix Q4_K_M (tiny, tinyllama_1b, llama32_1b,
                   llama3_8b, llama2_13b, llama3_70b), or a tiny one whose every matrix is of one type (Q4_K), or that has
@@ -37,8 +38,9 @@ fn main() -> ExitCode {
         ["fetch"] => fetch::fetch().map(|path| println!("{}", path.display())),
         ["demo"] => demo::demo(),
         ["tidy"] => tidy::tidy(),
-        ["smoke"] => smoke::smoke(None),
-        ["smoke", model] => smoke::smoke(Some(model.as_ref())),
+        ["bench", ref flags @ ..] => bench::bench(flags),
+        ["smoke"] => bench::bench(&[]),
+        ["smoke", model] => bench::bench(&["--model", model]),
         ["synth", ref words @ ..] => synth::synth(words),
         ["ci"] => ci::ci(),
         ["help" | "--help" | "-h"] => {

@@ -103,7 +103,7 @@ fn cannot_start(command: &Command, error: &std::io::Error) -> String {
 }
 
 /// The command line as a person would type it.
-fn shown(command: &Command) -> String {
+pub fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }

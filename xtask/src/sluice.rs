@@ -19,30 +19,18 @@ const LIMIT: Duration = Duration::from_secs(120);
 pub enum Outcome {
     /// It ran to the end; the document of `--json`.
     Report(Value),
-    /// The machine forbids what was asked for: `uring` or `direct`, and the program's own words.
+    /// The machine forbids io_uring or direct reads.
     Forbidden {
-        /// The word that SLUICE_REQUIRE uses for it.
-        what: &'static str,
         /// The line of standard error that says so.
         reason: String,
     },
 }
 
-/// Runs `sluice run MODEL -p PROMPT --temp 0 --json` with more `flags`, separated by blanks, and `isa` as the forced CPU
-/// level if there is one.
-pub fn run_json(
-    binary: &Path,
-    model: &Path,
-    prompt: &str,
-    flags: &str,
-    isa: Option<&str>,
-) -> Result<Outcome> {
+/// Runs `sluice run MODEL -p PROMPT --temp 0 --json` with more `flags`, separated by blanks.
+pub fn run_json(binary: &Path, model: &Path, prompt: &str, flags: &str) -> Result<Outcome> {
     let program = binary.to_str().ok_or_else(|| format!("{}: not UTF-8", binary.display()))?;
     let mut command = command(program, &["run", "-p", prompt, "--temp", "0", "--json"]);
     command.arg(model).args(flags.split_whitespace()).stdin(Stdio::null());
-    if let Some(isa) = isa {
-        command.env("SLUICE_ISA", isa);
-    }
     let output = output_within(&mut command, LIMIT)?;
     let said = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
@@ -50,18 +38,15 @@ pub fn run_json(
         return report.map(Outcome::Report).map_err(|error| format!("{flags}: bad JSON: {error}"));
     }
     match said.lines().find_map(|line| Some((forbidden(line)?, line))) {
-        Some((what, line)) if output.status.code() == Some(1) => {
-            let reason = line.to_string();
-            Ok(Outcome::Forbidden { what, reason })
-        }
+        Some((_, line)) if output.status.code() == Some(1) => Ok(Outcome::Forbidden { reason: line.into() }),
         _ => Err(format!("sluice run {flags} failed: {}\n{}", output.status, said.trim_end())),
     }
 }
 
-/// Whether a line says that the machine forbids io_uring or direct reads, and which.
+/// Whether a line says that the machine forbids io_uring or direct reads, and which: the word that SLUICE_REQUIRE has.
 ///
 /// The program names the cause and the flag to use instead; nothing else counts as a reason.
-fn forbidden(said: &str) -> Option<&'static str> {
+pub fn forbidden(said: &str) -> Option<&'static str> {
     if said.contains("io_uring") && said.contains("use --backend pread") {
         Some("uring")
     } else if said.contains("O_DIRECT") && said.contains("use --direct off") {
