@@ -1,7 +1,7 @@
 //! Streams a file through a backend, touches every byte, and says how fast that was and what it cost.
 //!
 //!     stream FILE [backend=auto|mmap|pread|uring] [direct=auto|on|off] [chunk=BYTES] [depth=N] [workers=N]
-//!                 [passes=N] [seconds=N] [keep=N] [share] [json]
+//!                 [passes=N] [seconds=N] [keep=N] [room=BYTES] [share] [json]
 //!
 //! Passes end with the file, or, with seconds=N, when the time is up. With keep=N every N-th chunk stays in memory.
 //! Workers take chunks in turn, or with share all a part of each. Every worker adds up what it borrows, so that the
@@ -21,9 +21,6 @@ use std::time::{Duration, Instant};
 use sluice_loader::{ByteRange, Choice, Direct, FileIndex, Options, Schedule, Step, Stream, open};
 
 type AnyError = Box<dyn std::error::Error>;
-
-/// Chunk length in bytes unless given: what models are streamed in.
-const CHUNK: usize = 1 << 20;
 
 /// Time between two looks at this process's memory: several per pass, and each takes some 30 µs.
 const LOOK: Duration = Duration::from_millis(5);
@@ -75,6 +72,7 @@ fn parse(mut given: impl Iterator<Item = String>) -> Result<Args, AnyError> {
             ("chunk", bytes) => args.chunk = bytes.parse()?,
             ("depth", depth) => args.options.depth = Some(depth.parse()?),
             ("workers", workers) => args.workers = workers.parse()?,
+            ("room", bytes) => args.options.page_cache_room = Some(bytes.parse()?),
             ("passes", passes) => args.passes = passes.parse()?,
             ("seconds", seconds) => args.seconds = seconds.parse()?,
             ("keep", keep) => args.keep = keep.parse()?,
@@ -94,11 +92,12 @@ struct Turns {
 
 fn stream(args: &Args) -> Result<(), AnyError> {
     let length = std::fs::metadata(&args.path)?.len();
-    let opened = open(std::slice::from_ref(&args.path), &args.options)?;
+    let options = Options { workers: args.workers, ..args.options.clone() };
+    let opened = open(std::slice::from_ref(&args.path), &options)?;
     for note in &opened.notes {
         eprintln!("{note}");
     }
-    let chunk = if args.chunk == 0 { CHUNK } else { args.chunk };
+    let chunk = if args.chunk == 0 { opened.chunk_bytes } else { args.chunk };
     let loans = if args.share { args.workers as u32 } else { 1 };
     let schedule = schedule(length, chunk, loans, args.keep)?;
     let count = schedule.pass(0).len() as u64;

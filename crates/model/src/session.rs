@@ -89,6 +89,8 @@ impl<'m> Session<'m> {
                 direct: options.direct,
                 depth: None,
                 all_resident: layers && head,
+                workers: settled.workers,
+                ..Default::default()
             },
         )?;
         model.check_files()?;

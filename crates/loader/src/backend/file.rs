@@ -11,6 +11,7 @@ use crate::ByteRange;
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stats::Traffic;
+use crate::sync::{Mutex, lock};
 
 /// Alignment of direct reads where the system does not name one: the largest logical block in use.
 const DEFAULT_ALIGN: usize = 4096;
@@ -61,14 +62,22 @@ pub(crate) struct Source {
     path: PathBuf,
     file: fs::File,
     stamp: Stamp,
-    align: usize, // 1 when reads go through the page cache
+    align: usize,                      // 1 when reads go through the page cache
+    behind: Option<Mutex<Range<u64>>>, // bytes brought into the page cache and not dropped yet; none when they may stay
 }
+
+/// Bytes that are dropped from the page cache at a time: dropping waits for other cores, and the system reads ahead this
+/// far anyway.
+const BEHIND: u64 = 8 << 20;
+
+/// Largest folio of the page cache. One that is only partly in the range stays, so drops reach back this far.
+const FOLIO: u64 = 2 << 20;
 
 impl Source {
     /// Opens for reads through the page cache.
     pub(crate) fn buffered(path: &Path) -> Result<Self> {
         let file = open_regular(path)?;
-        Ok(Source { path: path.to_owned(), stamp: Stamp::of(&file, path)?, file, align: 1 })
+        Ok(Source { path: path.to_owned(), stamp: Stamp::of(&file, path)?, file, align: 1, behind: None })
     }
 
     /// Opens for reads round the page cache and tries one, since some filesystems refuse only then.
@@ -86,7 +95,7 @@ impl Source {
             Err(error) => return Err(cannot_open(path, error)),
         };
         let stamp = Stamp::of(&file, path)?;
-        let source = Source { path: path.to_owned(), align: alignment(&plain), stamp, file };
+        let source = Source { path: path.to_owned(), align: alignment(&plain), stamp, file, behind: None };
         if source.align > MAX_ALIGN {
             return Err(refused(Errno::INVAL.into()));
         }
@@ -96,6 +105,33 @@ impl Source {
             Err(error) if is_refusal(&error) => Err(refused(error)),
             Err(error) => Err(source.read_error(0, source.align, 0).caused_by(error)),
         }
+    }
+
+    /// From now on drops what is read from the page cache again, for a file that was not in it.
+    pub(crate) fn drop_behind(&mut self) {
+        self.behind = (self.align == 1).then(Mutex::default);
+    }
+
+    /// Whether what is read is dropped from the page cache again.
+    pub(crate) fn drops_behind(&self) -> bool {
+        self.behind.is_some()
+    }
+
+    /// Notes that `range` has been read, and drops what was before it once that is enough to be worth it.
+    pub(crate) fn passed(&self, range: ByteRange) {
+        let (Some(behind), Some(end)) = (&self.behind, range.end()) else {
+            return;
+        };
+        let gone = {
+            let mut behind = lock(behind);
+            let near = behind.start.saturating_sub(BEHIND)..=behind.end.saturating_add(BEHIND);
+            if near.contains(&range.offset) && behind.end - behind.start < BEHIND {
+                *behind = behind.start.min(range.offset)..behind.end.max(end);
+                return;
+            }
+            std::mem::replace(&mut *behind, range.offset..end)
+        };
+        forget_range(&self.file, gone.start.saturating_sub(FOLIO) / FOLIO * FOLIO..gone.end);
     }
 
     pub(crate) fn file(&self) -> &fs::File {
@@ -272,6 +308,17 @@ fn forget(file: &fs::File, offset: u64) {
     let _ =
         rustix::fs::fadvise(file, offset / page * page, page.try_into().ok(), rustix::fs::Advice::DontNeed);
 }
+
+/// Drops clean pages of a range from the page cache, whoever brought them in. A failure only leaves them there.
+#[cfg(target_os = "linux")]
+fn forget_range(file: &fs::File, range: Range<u64>) {
+    if let Ok(length) = (range.end - range.start).try_into() {
+        let _ = rustix::fs::fadvise(file, range.start, Some(length), rustix::fs::Advice::DontNeed);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn forget_range(_file: &fs::File, _range: Range<u64>) {}
 
 #[cfg(not(target_os = "linux"))]
 fn is_cached(_file: &fs::File, _offset: u64) -> bool {

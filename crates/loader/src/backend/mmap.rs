@@ -247,6 +247,15 @@ impl Backend for Mapped {
         0
     }
 
+    // 1 MiB, as by default. Two workers, large folios: 512 KiB gives 37.5 GB/s, 1 MiB 39.6, 2 MiB 40.9 for 2 MB more.
+
+    fn mapped_bytes(&self, chunk_bytes: usize, workers: usize) -> u64 {
+        let touched = chunk_bytes.div_ceil(FOLIO) + 1; // windows of a chunk that begins anywhere
+        let windows = WAITING + workers.saturating_mul(touched);
+        let files: u64 = self.files.iter().map(|region| region.map.len() as u64).sum();
+        (windows as u64).saturating_mul(FOLIO as u64).min(files)
+    }
+
     fn name(&self) -> &'static str {
         "mmap"
     }

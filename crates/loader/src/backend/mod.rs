@@ -89,6 +89,17 @@ pub trait Backend: Send + Sync {
     /// Reads that this backend wants in flight ahead of the workers; 0 when it is lazy.
     fn depth(&self) -> usize;
 
+    /// Length in bytes of the chunks that suit this backend best.
+    fn chunk_bytes(&self) -> usize {
+        1 << 20 // what suits a mapping; backends with memory of their own want less
+    }
+
+    /// Bytes of the files that may be mapped while `workers` hold a chunk of `chunk_bytes` each; 0 for backends that read.
+    fn mapped_bytes(&self, chunk_bytes: usize, workers: usize) -> u64 {
+        let _ = (chunk_bytes, workers);
+        0
+    }
+
     /// One word: "mmap", "pread", "uring", "memory".
     fn name(&self) -> &'static str;
 
@@ -97,7 +108,7 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// One line for people, such as "uring o_direct qd=8 registered=no".
+    /// One line for people, such as "uring o_direct qd=8 registered=buffers+files".
     fn describe(&self) -> String;
 }
 
@@ -105,7 +116,7 @@ pub trait Backend: Send + Sync {
 #[derive(Debug, Default)]
 pub struct Slot {
     #[cfg(all(not(loom), target_os = "linux"))]
-    seat: Option<seats::Seat>, // before the buffer, so that it is given up before that is unmapped
+    seat: Option<Box<seats::Seat>>, // before the buffer, so that it is given up before that is unmapped
     buffer: Buffer, // never exchanged: the kernel may know it
 }
 

@@ -15,8 +15,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::stats::Traffic;
 use crate::sync::{Condvar, Mutex, lock, wait};
 
-/// Direct reads in flight unless told otherwise: enough to keep one disk busy with reads of 1 MB and more.
-const DEFAULT_DEPTH: usize = 4;
+/// Direct reads in flight unless told otherwise: with 512 KiB each as fast as the disk, in 5 MB.
+const DEFAULT_DEPTH: usize = 8;
+
+/// Length of a chunk: slot and source of the copy share a core's second-level cache (1 MiB here), and the calls are few. Two
+/// workers, buffered: 128 KiB gives 28.7 GB/s, 256 KiB 33.3, 384 KiB to 1 MiB 36, 4 MiB 31. Direct: see above.
+const CHUNK: usize = 512 << 10;
 
 /// Most threads that are started, whatever was asked for: each costs a stack, and no disk needs more.
 const MAX_DEPTH: usize = 256;
@@ -62,7 +66,17 @@ impl Pread {
         Ok(Pread { shared, threads: Vec::new(), align: 1 })
     }
 
-    /// Opens the files for direct reads, `depth` (4 unless given, 1 to 256) of them in flight on as many threads.
+    /// From now on drops what is read through the page cache from it again: for files that were not in it and would push
+    /// out what others have there. Whatever else of them is cached near a chunk goes too.
+    #[must_use]
+    pub fn dropping_behind(mut self) -> Self {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.files.iter_mut().for_each(Source::drop_behind); // direct files have nothing to drop, and threads
+        }
+        self
+    }
+
+    /// Opens the files for direct reads, `depth` (8 unless given, 1 to 256) of them in flight on as many threads.
     ///
     /// # Errors
     /// When a file cannot be opened or its filesystem takes no direct reads ([`ErrorKind::NoDirect`]), or when the
@@ -141,6 +155,9 @@ impl Backend for Pread {
     }
 
     fn release(&self, filled: Filled) -> Slot {
+        if let Ok(source) = lookup(&self.shared.files, filled.range()) {
+            source.passed(filled.range());
+        }
         filled.into_slot()
     }
 
@@ -156,6 +173,10 @@ impl Backend for Pread {
         self.threads.len()
     }
 
+    fn chunk_bytes(&self) -> usize {
+        CHUNK
+    }
+
     fn name(&self) -> &'static str {
         "pread"
     }
@@ -168,7 +189,8 @@ impl Backend for Pread {
         if self.direct() {
             format!("pread o_direct threads={} align={}", self.threads.len(), self.align)
         } else {
-            "pread buffered".to_owned()
+            let drops = self.shared.files.iter().any(Source::drops_behind);
+            if drops { "pread buffered drop_behind=yes" } else { "pread buffered" }.to_owned()
         }
     }
 }

@@ -54,14 +54,14 @@ impl Registered {
 
     /// Registers `buffer`; `None` when the table is full or the kernel refuses. The caller keeps the two together, and
     /// drops the seat first.
-    pub(crate) fn seat(self: &Arc<Self>, buffer: &mut Buffer) -> Option<Seat> {
+    pub(crate) fn seat(self: &Arc<Self>, buffer: &mut Buffer) -> Option<Box<Seat>> {
         if buffer.is_empty() {
             return None;
         }
         let index = lock(&self.vacant).pop()?;
         let memory = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
         if self.update(index, memory) {
-            return Some(Seat { index, ring: Arc::clone(self) });
+            return Some(Box::new(Seat { index, ring: Arc::clone(self) }));
         }
         self.refused.store(true, Ordering::Relaxed);
         lock(&self.vacant).push(index);
