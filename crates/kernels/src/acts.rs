@@ -67,11 +67,20 @@ impl Acts {
     /// When `cols` is 0 or `x` is not a whole number of tokens.
     pub fn fill(&mut self, x: &[f32], cols: usize) {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "{} activations in rows of {cols}", x.len());
-        (self.tokens, self.cols) = (x.len() / cols, cols);
-        self.values.clear();
-        self.values.reserve_exact(x.len());
-        self.values.extend_from_slice(x);
+        self.reset(x.len() / cols, cols).copy_from_slice(x);
+    }
+
+    /// Room for `tokens × cols` activations, to be written by the caller; what it holds before is unspecified. All
+    /// earlier 8-bit forms are forgotten.
+    ///
+    /// # Panics
+    /// When `cols` is 0.
+    pub fn reset(&mut self, tokens: usize, cols: usize) -> &mut [f32] {
+        assert!(cols > 0, "activations without columns");
+        (self.tokens, self.cols) = (tokens, cols);
+        resize(&mut self.values, tokens * cols);
         (self.per_32.ready, self.per_256.ready) = (false, false);
+        &mut self.values
     }
 
     /// Builds the form that rows of `format` are multiplied with, unless it is there already. Formats with groups of the
@@ -80,22 +89,43 @@ impl Acts {
     /// # Panics
     /// When the columns are not a whole number of the format's blocks; such rows cannot exist.
     pub fn prepare(&mut self, isa: Isa, format: Format) {
+        for part in self.parts(format, 1) {
+            part.build(isa);
+        }
+    }
+
+    /// [`Acts::prepare`] for several threads: at most `count` parts, of some tokens each, and the form is there once every
+    /// one of them has been built. None when there is nothing to do.
+    ///
+    /// # Panics
+    /// When `count` is 0, or as [`Acts::prepare`].
+    pub fn parts(&mut self, format: Format, count: usize) -> Vec<Part<'_>> {
         let (tokens, cols) = (self.tokens, self.cols);
         assert!(cols.is_multiple_of(format.block_len()), "{format} has no rows of {cols} columns");
+        let each = tokens.div_ceil(count).max(1);
         match wanted(format) {
             Wanted::Per32 if !self.per_32.ready => {
                 let groups = tokens * (cols / 32) + SPARE;
                 self.per_32.resize(tokens * cols, groups, groups);
-                isa.run(Build32 { x: &self.values, form: &mut self.per_32, tokens, cols });
                 self.per_32.ready = true;
+                let form = &mut self.per_32;
+                let scales = columns(&mut form.scales, tokens, cols / 32, each);
+                let sums = columns(&mut form.sums, tokens, cols / 32, each);
+                let rows = self.values.chunks(each * cols).zip(form.q.chunks_mut(each * cols));
+                let parts = rows.zip(scales.into_iter().zip(sums));
+                parts.map(|((x, q), (scales, sums))| Part(Piece::Per32 { x, q, scales, sums })).collect()
             }
             Wanted::Per256 if !self.per_256.ready => {
                 let groups = tokens * (cols / 256);
                 self.per_256.resize(tokens * cols, groups + SPARE, groups * 16);
-                isa.run(Build256 { x: &self.values, form: &mut self.per_256, tokens, cols });
                 self.per_256.ready = true;
+                let form = &mut self.per_256;
+                let scales = columns(&mut form.scales, tokens, cols / 256, each);
+                let rows = self.values.chunks(each * cols).zip(form.q.chunks_mut(each * cols));
+                let parts = rows.zip(scales.into_iter().zip(form.sums.chunks_mut(each * cols / 16)));
+                parts.map(|((x, q), (scales, sums))| Part(Piece::Per256 { x, q, scales, sums })).collect()
             }
-            _ => {}
+            _ => Vec::new(),
         }
     }
 
@@ -200,57 +230,73 @@ fn quantise_16(x: &[f32; 16], factor: f32, q: &mut [i8; 16]) -> i32 {
     sum
 }
 
-struct Build32<'a> {
-    x: &'a [f32],
-    form: &'a mut Form<i32>,
-    tokens: usize,
-    cols: usize,
+/// Some tokens of activations whose 8-bit form is to be built; see [`Acts::parts`].
+#[derive(Debug)]
+#[must_use = "the form is there once every part has been built"]
+pub struct Part<'a>(Piece<'a>);
+
+#[derive(Debug)]
+enum Piece<'a> {
+    Per32 { x: &'a [f32], q: &'a mut [i8], scales: Columns<'a, f32>, sums: Columns<'a, i32> },
+    Per256 { x: &'a [f32], q: &'a mut [i8], scales: Columns<'a, f32>, sums: &'a mut [i16] },
 }
 
-impl Portable for Build32<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let groups = self.cols / 32;
-        let (x, _) = self.x.as_chunks::<32>();
-        let (q, _) = self.form.q.as_chunks_mut::<32>();
-        for (at, (x, q)) in x.iter().zip(q).enumerate() {
-            let (token, group) = (at / groups, at % groups);
-            let (scale, factor) = scale_and_factor(x);
-            let mut sum = 0;
-            for (x, q) in x.as_chunks::<16>().0.iter().zip(q.as_chunks_mut::<16>().0) {
-                sum += quantise_16(x, factor, q);
-            }
-            self.form.scales[group * self.tokens + token] = scale;
-            self.form.sums[group * self.tokens + token] = sum;
-        }
+impl Part<'_> {
+    /// Builds the form of these tokens.
+    pub fn build(self, isa: Isa) {
+        isa.run(self);
     }
 }
 
-struct Build256<'a> {
-    x: &'a [f32],
-    form: &'a mut Form<i16>,
-    tokens: usize,
-    cols: usize,
+/// What block-major values hold for some tokens: a slice per group of columns.
+type Columns<'a, T> = Vec<&'a mut [T]>;
+
+/// Divides `values` (groups × tokens) into parts of `each` tokens.
+fn columns<T>(values: &mut [T], tokens: usize, groups: usize, each: usize) -> Vec<Columns<'_, T>> {
+    let mut parts: Vec<Columns<'_, T>> =
+        (0..tokens.div_ceil(each)).map(|_| Vec::with_capacity(groups)).collect();
+    for group in values.chunks_mut(tokens.max(1)).take(groups) {
+        for (part, tokens) in parts.iter_mut().zip(group.chunks_mut(each)) {
+            part.push(tokens);
+        }
+    }
+    parts
 }
 
-impl Portable for Build256<'_> {
+impl Portable for Part<'_> {
     type Out = ();
 
     #[inline(always)]
     fn run(self) {
-        let groups = self.cols / 256;
-        let (x, _) = self.x.as_chunks::<256>();
-        let (q, _) = self.form.q.as_chunks_mut::<256>();
-        let (sums, _) = self.form.sums.as_chunks_mut::<16>();
-        for (at, ((x, q), sums)) in x.iter().zip(q).zip(sums).enumerate() {
-            let (token, group) = (at / groups, at % groups);
-            let (scale, factor) = scale_and_factor(x);
-            for ((x, q), sum) in x.as_chunks::<16>().0.iter().zip(q.as_chunks_mut::<16>().0).zip(sums) {
-                *sum = quantise_16(x, factor, q) as i16; // at most 16·127
+        match self.0 {
+            Piece::Per32 { x, q, mut scales, mut sums } => {
+                let groups = scales.len();
+                let (x, q) = (x.as_chunks::<32>().0, q.as_chunks_mut::<32>().0);
+                for (at, (x, q)) in x.iter().zip(q).enumerate() {
+                    let (token, group) = (at / groups, at % groups);
+                    let (scale, factor) = scale_and_factor(x);
+                    let mut sum = 0;
+                    for (x, q) in x.as_chunks::<16>().0.iter().zip(q.as_chunks_mut::<16>().0) {
+                        sum += quantise_16(x, factor, q);
+                    }
+                    scales[group][token] = scale;
+                    sums[group][token] = sum;
+                }
             }
-            self.form.scales[group * self.tokens + token] = scale;
+            Piece::Per256 { x, q, mut scales, sums } => {
+                let groups = scales.len();
+                let (x, q) = (x.as_chunks::<256>().0, q.as_chunks_mut::<256>().0);
+                let sums = sums.as_chunks_mut::<16>().0;
+                for (at, ((x, q), sums)) in x.iter().zip(q).zip(sums).enumerate() {
+                    let (token, group) = (at / groups, at % groups);
+                    let (scale, factor) = scale_and_factor(x);
+                    for ((x, q), sum) in x.as_chunks::<16>().0.iter().zip(q.as_chunks_mut::<16>().0).zip(sums)
+                    {
+                        *sum = quantise_16(x, factor, q) as i16; // at most 16·127
+                    }
+                    scales[group][token] = scale;
+                }
+            }
         }
     }
 }
@@ -304,6 +350,25 @@ mod tests {
         }
         let acts = filled(&[f32::MAX; 32], 32, Format::Q4_0);
         assert_eq!(acts.per_32().q, [127; 32]);
+    }
+
+    #[test]
+    fn parts_give_what_the_whole_gives() {
+        let (tokens, cols) = (7, 512);
+        let x: Vec<f32> = (0..tokens * cols).map(|i| ((i * 37) % 101) as f32 - 50.0).collect();
+        for format in [Format::Q4_1, Format::Q4_K] {
+            let whole = filled(&x, cols, format);
+            for count in [1, 2, 3, 7, 100] {
+                let mut acts = Acts::new();
+                acts.reset(tokens, cols).copy_from_slice(&x);
+                let parts = acts.parts(format, count);
+                assert!(parts.len() <= count);
+                parts.into_iter().rev().for_each(|part| part.build(Isa::scalar()));
+                assert!(acts.parts(format, count).is_empty(), "built already");
+                assert_eq!(format!("{acts:?}"), format!("{whole:?}"), "{count} parts of {format}");
+            }
+        }
+        assert!(Acts::default().parts(Format::F32, 2).is_empty());
     }
 
     #[test]

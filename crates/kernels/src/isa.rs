@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use crate::lanes::Wide;
+use crate::numbers::LANES;
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{Avx2, Avx512};
 
@@ -110,6 +112,18 @@ impl Isa {
             Level::Avx2(proof) => proof.run(code),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512(proof) => proof.run(code),
+        }
+    }
+
+    /// Runs code for sixteen lanes, compiled for this level.
+    #[inline]
+    pub(crate) fn run_wide<W: Wide>(self, code: W) -> W::Out {
+        match self.level {
+            Level::Scalar => code.run::<[f32; LANES]>(()),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2(proof) => proof.run_wide(code),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(proof) => proof.run_wide(code),
         }
     }
 }

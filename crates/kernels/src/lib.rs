@@ -31,6 +31,7 @@ mod blocks;
 mod convert;
 mod format;
 mod isa;
+mod lanes;
 mod matmul;
 mod numbers;
 pub mod reference;
@@ -38,11 +39,12 @@ pub mod rope;
 mod rows;
 mod scalar;
 mod transcendental;
+pub mod transpose;
 pub mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use acts::Acts;
+pub use acts::{Acts, Part};
 pub use convert::{dequantise, quantise};
 pub use format::{Format, ShapeError};
 pub use isa::{Isa, IsaError};

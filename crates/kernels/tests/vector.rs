@@ -3,7 +3,7 @@
 mod blocks;
 
 use blocks::Pcg;
-use sluice_kernels::attention::{dots, weighted_sum};
+use sluice_kernels::attention::{POSITIONS, dots, weighted_sums};
 use sluice_kernels::vector::{add, exp, rms_norm, silu_mul, softmax};
 use sluice_kernels::{Acts, Format, Isa};
 
@@ -126,10 +126,11 @@ fn nan_is_never_hidden() {
             last(&|isa, x| silu_mul(isa, x, &ones));
             last(&|isa, x| add(isa, x, &ones));
             last(&|isa, x| exp(isa, x));
-            let score = same_on_all("dots", |isa| in_place(&[0.0], |s| dots(isa, &ones, &x, n, s)));
+            let keys: Vec<[f32; POSITIONS]> = x.iter().map(|x| [*x; POSITIONS]).collect();
+            let score = same_on_all("dots", |isa| in_place(&[0.0], |s| dots(isa, &ones, &keys, 1, s, 1)));
             assert_eq!(score[0].to_bits(), nan);
-            let sum = same_on_all("weighted_sum", |isa| {
-                in_place(&ones, |acc| weighted_sum(isa, &[1.0], &x, n, acc))
+            let sum = same_on_all("weighted_sums", |isa| {
+                in_place(&ones, |acc| weighted_sums(isa, &[1.0], 1, 1, &x, n, acc))
             });
             assert_eq!(sum[n - 1].to_bits(), nan);
         }
@@ -148,18 +149,21 @@ fn attention_on_every_level() {
     let mut rng = Pcg::new(13);
     for n in LENGTHS {
         for count in [0, 1, 2, 9] {
-            let stride = n + rng.below(5);
-            let rows = values(&mut rng, count * stride, 1.0);
+            let rows = values(&mut rng, POSITIONS * n, 1.0);
+            let keys: Vec<[f32; POSITIONS]> =
+                (0..n).map(|d| std::array::from_fn(|i| rows[i * n + d])).collect();
             let (q, weights) = (values(&mut rng, n, 1.0), values(&mut rng, count, 1.0));
-            let scores = same_on_all("dots", |isa| in_place(&weights, |s| dots(isa, &q, &rows, stride, s)));
-            let sums =
-                same_on_all("sum", |isa| in_place(&q, |acc| weighted_sum(isa, &weights, &rows, stride, acc)));
+            let scores =
+                same_on_all("dots", |isa| in_place(&weights, |s| dots(isa, &q, &keys, count, s, count)));
+            let sums = same_on_all("sums", |isa| {
+                in_place(&q, |acc| weighted_sums(isa, &weights, count, count, &rows, n, acc))
+            });
             for (i, score) in scores.iter().enumerate() {
-                let terms = (0..n).map(|d| f64::from(q[d]) * f64::from(rows[i * stride + d]));
+                let terms = (0..n).map(|d| f64::from(q[d]) * f64::from(rows[i * n + d]));
                 assert!((f64::from(*score) - terms.sum::<f64>()).abs() < 1e-5 * n as f64);
             }
             for d in 0..n {
-                let terms = (0..count).map(|i| f64::from(weights[i]) * f64::from(rows[i * stride + d]));
+                let terms = (0..count).map(|i| f64::from(weights[i]) * f64::from(rows[i * n + d]));
                 assert!((f64::from(sums[d]) - f64::from(q[d]) - terms.sum::<f64>()).abs() < 1e-5 * 10.0);
             }
         }

@@ -3,6 +3,7 @@
 //! Rows are stored in a kernel format (f16 by default), so that reading them back is the same row lookup as
 //! for any tensor, and attention sees f32 whatever the cache holds.
 
+use sluice_kernels::attention::POSITIONS;
 use sluice_kernels::{Format, Isa, QuantRows, dequantise, quantise};
 
 use crate::config::Config;
@@ -10,7 +11,7 @@ use crate::error::{Error, Result};
 
 /// Positions in a page: small, so that a short prompt on a model with many heads touches little more than it
 /// uses, and long enough that a page is worth a loop.
-pub const PAGE: usize = 32;
+pub const PAGE: usize = POSITIONS;
 
 /// How keys and values are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

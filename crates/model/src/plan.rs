@@ -95,6 +95,8 @@ pub struct Group {
     pub weights: Vec<WeightId>,
     /// Steps of the pass, counted from its start.
     pub steps: Range<usize>,
+    /// All of its chunks stay in memory.
+    pub resident: bool,
 }
 
 /// What one kind of pass asks for.
@@ -140,7 +142,9 @@ impl Plan {
                     });
                     pass.steps.extend(chunks.clone());
                 }
-                pass.groups.push(Group { weights: weights.clone(), steps: start..pass.steps.len() });
+                let steps = start..pass.steps.len();
+                let resident = pass.steps[steps.clone()].iter().all(|chunk| plan.resident[*chunk as usize]);
+                pass.groups.push(Group { weights: weights.clone(), steps, resident });
             }
             plan.passes.push(pass);
         }

@@ -8,8 +8,6 @@ use crate::config::Config;
 pub struct State {
     /// Hidden state, tokens × dim.
     pub x: Vec<f32>,
-    /// Normed hidden state, tokens × dim.
-    pub normed: Vec<f32>,
     /// Input of the matrices, in the forms that their formats want.
     pub acts: Acts,
     /// Cosines and sines of each token's position, tokens × rotated pairs.
@@ -22,8 +20,6 @@ pub struct State {
     pub k: Vec<f32>,
     /// Values, tokens × kv heads × value size.
     pub v: Vec<f32>,
-    /// Attention's result, tokens × heads × value size.
-    pub attended: Vec<f32>,
     /// Products before they are turned: the longest of the three inputs of attention, gate, up and dim, × tokens.
     pub y: [Vec<f32>; 3],
     /// Logits of the last pass with head, logit rows × vocabulary rows.
@@ -35,14 +31,12 @@ impl State {
     pub fn new() -> Self {
         Self {
             x: Vec::new(),
-            normed: Vec::new(),
             acts: Acts::new(),
             cos: Vec::new(),
             sin: Vec::new(),
             q: Vec::new(),
             k: Vec::new(),
             v: Vec::new(),
-            attended: Vec::new(),
             y: [const { Vec::new() }; 3],
             logits: Vec::new(),
         }
@@ -59,7 +53,7 @@ impl State {
         let y = q.max(config.ffn).max(config.dim) + k.max(config.ffn) + v;
         // The activations hold the values and at most two 8-bit forms of them with their scales and sums.
         let acts = widest * (size_of::<f32>() + 2 * 2);
-        (2 * config.dim + q + k + v + attended + y) * size_of::<f32>() + acts
+        (config.dim + q + k + v + y) * size_of::<f32>() + acts
     }
 }
 
@@ -79,36 +73,12 @@ pub fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut buffer[..]
 }
 
-/// Turns a product (rows × tokens) token-major: `out` is tokens × rows.
-pub fn to_token_major(y: &[f32], tokens: usize, out: &mut [f32]) {
-    assert_eq!(y.len(), out.len(), "same elements, other order");
-    if tokens <= 1 {
-        out.copy_from_slice(y);
-        return;
+/// The first `len` values of a buffer that products of several sizes go through; what they hold is unspecified.
+pub fn scratch(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len {
+        sized(buffer, len);
     }
-    let rows = y.len() / tokens;
-    // Tiles of 16 × 16 values: a cache line of each side.
-    const TILE: usize = 16;
-    for r0 in (0..rows).step_by(TILE) {
-        for t0 in (0..tokens).step_by(TILE) {
-            for r in r0..(r0 + TILE).min(rows) {
-                for t in t0..(t0 + TILE).min(tokens) {
-                    out[t * rows + r] = y[r * tokens + t];
-                }
-            }
-        }
-    }
-}
-
-/// Adds a product (rows × tokens) to `x` (tokens × rows).
-pub fn add_product(x: &mut [f32], y: &[f32], tokens: usize) {
-    assert_eq!(y.len(), x.len(), "same elements, other order");
-    let rows = y.len().checked_div(tokens).unwrap_or(0);
-    for t in 0..tokens {
-        for (r, x) in x[t * rows..(t + 1) * rows].iter_mut().enumerate() {
-            *x += y[r * tokens + t];
-        }
-    }
+    &mut buffer[..len]
 }
 
 /// Adds `bias` (rows) to each token's column of a product (rows × tokens).
@@ -124,22 +94,6 @@ pub fn add_bias(y: &mut [f32], bias: Option<&[f32]>, tokens: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn products_are_turned_and_added_by_token() {
-        let (rows, tokens) = (35, 19);
-        let y: Vec<f32> = (0..rows * tokens).map(|i| i as f32).collect();
-        let mut out = vec![0.0; y.len()];
-        to_token_major(&y, tokens, &mut out);
-        let mut x = vec![1.0; y.len()];
-        add_product(&mut x, &y, tokens);
-        for r in 0..rows {
-            for t in 0..tokens {
-                assert_eq!(out[t * rows + r], y[r * tokens + t]);
-                assert_eq!(x[t * rows + r], 1.0 + y[r * tokens + t]);
-            }
-        }
-    }
 
     #[test]
     fn buffers_take_what_they_need_and_no_more() {

@@ -44,6 +44,8 @@ pub struct StreamedWeights<'m> {
     cancel: Arc<AtomicBool>,
     /// Passes that the loader knows of and that have not begun, with the position of their first step.
     announced: VecDeque<(PassKind, u64)>,
+    /// By kind and group: all of its chunks have been in use once, and stay, so that no loan of theirs has to wait.
+    settled: Vec<Vec<bool>>,
     /// The pass being walked: its kind, the position of its first step, its next group.
     now: (PassKind, u64, usize),
 }
@@ -59,7 +61,9 @@ impl<'m> StreamedWeights<'m> {
         cancel: Arc<AtomicBool>,
     ) -> Self {
         let announced = VecDeque::new();
-        Self { table, plan, stream, team, isa, cancel, announced, now: (PassKind::WithHead, 0, usize::MAX) }
+        let settled = plan.passes.iter().map(|pass| vec![false; pass.groups.len()]).collect();
+        Self {
+            settled, table, plan, stream, team, isa, cancel, announced, now: (PassKind::WithHead, 0, usize::MAX) }
     }
 
     /// Begins a pass of `kind`; `next` is the one after it, if it is known that there will be one, so that its
@@ -123,8 +127,10 @@ impl Weights for StreamedWeights<'_> {
         let planned = &pass.groups[index];
         assert_eq!(planned.weights, group, "a pass asks for the same groups every time");
         self.now.2 += 1;
+        let parts = x.tokens().div_ceil(self.team.tokens_each(x.tokens()).max(1)).max(1);
         for id in group {
-            x.prepare(self.isa, self.table.get(*id).format);
+            let parts = x.parts(self.table.get(*id).format, parts);
+            self.team.share(parts.into_iter(), |part| part.build(self.isa));
         }
 
         let x = &*x;
@@ -132,26 +138,34 @@ impl Weights for StreamedWeights<'_> {
             .steps
             .clone()
             .map(|step| (start + step as u64, &self.plan.chunks[pass.steps[step] as usize]));
-        let tasks = Mutex::new(tasks(chunks, group, ys, x.tokens()));
+        // Chunks that may have to be read are taken in their order, whoever takes them; those that are here for certain
+        // are shared out beforehand, neighbours to the same worker.
+        let shares = if self.settled[kind.index()][index] { self.team.workers() } else { 1 };
+        let resident = planned.resident;
+        let tasks = Mutex::new(Shares::new(tasks(chunks, group, ys, x.tokens()), shares));
         let failure = Mutex::new(None);
-        self.team.run(|_| {
+        let this = &*self;
+        this.team.run(|worker| {
             loop {
                 // A statement of its own, so that the lock is not held while the band is multiplied.
-                let task = lock(&tasks).next();
+                let task = lock(&tasks).next(worker);
                 let Some(task) = task else { break };
-                let outcome = match self.cancel.load(Ordering::Relaxed) {
+                let outcome = match this.cancel.load(Ordering::Relaxed) {
                     true => Err(Error::Interrupted),
-                    false => self.run(task, x),
+                    false => this.run(task, x),
                 };
                 if let Err(e) = outcome {
                     lock(&failure).get_or_insert(e);
                     // Nobody takes another task: the region ends early.
-                    lock(&tasks).by_ref().for_each(drop);
+                    lock(&tasks).clear();
                 }
             }
         });
         match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            None => Ok(()),
+            None => {
+                self.settled[kind.index()][index] |= resident;
+                Ok(())
+            }
             Some(error) => Err(error),
         }
     }
@@ -166,6 +180,41 @@ impl StreamedWeights<'_> {
         let rows = QuantRows::new(matrix.format, matrix.cols, bytes).expect("a band is whole rows");
         matmul(self.isa, rows, x, task.y);
         Ok(())
+    }
+}
+
+/// Bands shared out to workers. Each takes its own in ascending order: kernels ask for the next rows ahead of time, which
+/// is of use only to who takes the next band as well. Who has none left takes the last of who has most.
+struct Shares<'y> {
+    queues: Vec<VecDeque<Task<'y>>>,
+}
+
+impl<'y> Shares<'y> {
+    /// `count` shares of as many rows each, or nearly so.
+    fn new(tasks: impl Iterator<Item = Task<'y>>, count: usize) -> Self {
+        let tasks: Vec<Task<'y>> = tasks.collect();
+        let weigh = |task: &Task<'_>| task.rows.len();
+        let total: usize = tasks.iter().map(weigh).sum();
+        let mut queues: Vec<VecDeque<_>> = (0..count).map(|_| VecDeque::new()).collect();
+        let mut before = 0;
+        for task in tasks {
+            let middle = before + weigh(&task) / 2;
+            before += weigh(&task);
+            queues[(middle * count / total.max(1)).min(count - 1)].push_back(task);
+        }
+        Self { queues }
+    }
+
+    fn next(&mut self, worker: usize) -> Option<Task<'y>> {
+        let count = self.queues.len();
+        if let Some(task) = self.queues[worker.min(count - 1)].pop_front() {
+            return Some(task);
+        }
+        self.queues.iter_mut().max_by_key(|queue| queue.len())?.pop_back()
+    }
+
+    fn clear(&mut self) {
+        self.queues.iter_mut().for_each(VecDeque::clear);
     }
 }
 
@@ -222,6 +271,22 @@ mod tests {
         tokens: usize,
         /// Kind of each pass and what was foreseen to follow it, which need not come.
         passes: Vec<(bool, Option<bool>)>,
+    }
+
+    #[test]
+    fn shares_are_runs_of_neighbours_and_nobody_is_idle_while_there_is_work() {
+        let mut results = vec![0.0; 90];
+        let bands = results.chunks_mut(10).enumerate().map(|(i, y)| Task {
+            position: i as u64,
+            weight: WeightId(0),
+            rows: 0..if i == 0 { 40 } else { 10 },
+            y,
+        });
+        let mut shares = Shares::new(bands, 3);
+        let mut take = |worker| shares.next(worker).map(|task| task.position);
+        assert_eq!([take(0), take(0)], [Some(0), Some(8)], "a long band is a share; then the end of another");
+        assert_eq!([take(1), take(1), take(1), take(1)], [Some(1), Some(2), Some(3), Some(4)]);
+        assert_eq!([take(1), take(2), take(2), take(0)], [Some(7), Some(5), Some(6), None]);
     }
 
     fn cases() -> impl Strategy<Value = Case> {

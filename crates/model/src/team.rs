@@ -3,6 +3,8 @@
 //! A region is one group of matrices that share their input, or one attention; inside it workers take pieces
 //! until none is left, so there is one fork and one join per region and none per chunk.
 
+use std::sync::{Mutex, PoisonError};
+
 use crate::error::{Error, Result};
 
 /// A fixed number of workers, the calling thread among them once inside [`Team::enter`].
@@ -52,6 +54,28 @@ impl Team {
                 pool.broadcast(|context| f(context.index()));
             }
         }
+    }
+
+    /// One parallel region over `tasks`, which workers take in order until none is left. A single task wakes nobody.
+    pub fn share<T: Send>(&self, tasks: impl ExactSizeIterator<Item = T> + Send, work: impl Fn(T) + Sync) {
+        if tasks.len() <= 1 || self.pool.is_none() {
+            return tasks.for_each(work);
+        }
+        let tasks = Mutex::new(tasks);
+        self.run(|_| {
+            loop {
+                // A statement of its own, so that the lock is not held during the task.
+                let task = tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let Some(task) = task else { break };
+                work(task);
+            }
+        });
+    }
+
+    /// Divides `tokens` for work between products: ranges of as many tokens each (the last may have fewer), which are a
+    /// multiple of 16 so that turning works on whole lines. One token, or few, are one range: waking a worker takes longer.
+    pub fn tokens_each(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.workers()).next_multiple_of(16)
     }
 
     /// How many threads are worth starting here: what the affinity mask allows.

@@ -1,13 +1,16 @@
 //! The x86-64 levels. The only folder with unsafe code: its border is one type per level that proves the CPU has it.
 
+use core::ops::Range;
 use std::arch::is_x86_feature_detected;
 
 use crate::acts::Acts;
 use crate::isa::Portable;
+use crate::lanes::Wide;
 use crate::rows::QuantRows;
 
 mod avx2;
 mod avx512;
+mod lanes;
 mod memory;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
@@ -30,6 +33,13 @@ impl Avx2 {
     pub(crate) fn run<P: Portable>(self, code: P) -> P::Out {
         // SAFETY: `self` exists only where `detect` has found the features that `avx2::run` is compiled with.
         unsafe { avx2::run(code) }
+    }
+
+    /// Code for sixteen lanes, compiled with wide registers.
+    #[inline]
+    pub(crate) fn run_wide<W: Wide>(self, code: W) -> W::Out {
+        // SAFETY: as in `run`.
+        unsafe { avx2::run_wide(self, code) }
     }
 
     /// y = W·x; the caller has checked shapes and forms, and there is at least one row and one token.
@@ -72,9 +82,28 @@ impl Avx512 {
         unsafe { avx512::run(code) }
     }
 
+    /// Code for sixteen lanes, compiled with wide registers.
+    #[inline]
+    pub(crate) fn run_wide<W: Wide>(self, code: W) -> W::Out {
+        // SAFETY: as in `run`.
+        unsafe { avx512::run_wide(self, code) }
+    }
+
     /// y = W·x; the caller has checked shapes and forms, and there is at least one row and one token.
     pub(crate) fn matmul(self, w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
         // SAFETY: as in `run`.
         unsafe { avx512::matmul(w, x, y) }
+    }
+
+    /// Turns `columns` of `y` (rows × stride) to `out` (columns × rows), or adds them to it; lengths have been checked.
+    pub(crate) fn turn<const ADD: bool>(
+        self,
+        y: &[f32],
+        stride: usize,
+        columns: Range<usize>,
+        out: &mut [f32],
+    ) {
+        // SAFETY: as in `run`.
+        unsafe { avx512::turn::<ADD>(y, stride, columns, out) }
     }
 }

@@ -3,14 +3,15 @@
 use std::sync::{Mutex, PoisonError};
 
 use sluice_kernels::Isa;
-use sluice_kernels::attention::{dots, weighted_sum};
-use sluice_kernels::vector::{rms_norm, softmax};
+use sluice_kernels::attention::{dots, weighted_sums};
+use sluice_kernels::transpose::transpose;
+use sluice_kernels::vector::softmax;
 
 use crate::config::Config;
 use crate::error::Result;
 use crate::kv::{LayerKv, PAGE};
-use crate::layers::{Linear, Pass};
-use crate::state::{add_bias, add_product, sized, to_token_major};
+use crate::layers::{Linear, Pass, by_tokens};
+use crate::state::{add_bias, scratch, sized};
 use crate::team::Team;
 use crate::weights::Weights;
 
@@ -37,57 +38,55 @@ impl Attention {
     /// Adds the attention of layer `layer` to the hidden state, and its keys and values to the cache.
     pub fn run<W: Weights>(&self, pass: &mut Pass<'_, W>, layer: usize) -> Result<()> {
         let config = pass.config;
-        let (dim, tokens, isa) = (config.dim, pass.tokens, pass.isa);
+        let (dim, tokens, isa, team) = (config.dim, pass.tokens, pass.isa, pass.team);
         let (heads, kv_heads) = (config.heads, config.kv_heads[layer]);
-        let s = &mut *pass.state;
-        rms_norm(isa, &s.x, &self.norm, config.eps, sized(&mut s.normed, tokens * dim));
-        s.acts.fill(&s.normed, dim);
+        pass.norm(&self.norm, 0);
 
+        let s = &mut *pass.state;
         let widths = [heads * config.key_len, kv_heads * config.key_len, kv_heads * config.value_len];
         let [yq, yk, yv] = &mut s.y;
         let (yq, yk, yv) =
-            (sized(yq, widths[0] * tokens), sized(yk, widths[1] * tokens), sized(yv, widths[2] * tokens));
+            (scratch(yq, widths[0] * tokens), scratch(yk, widths[1] * tokens), scratch(yv, widths[2] * tokens));
         let group = [self.q.weight, self.k.weight, self.v.weight];
         pass.weights.matmul(&group, &mut s.acts, &mut [&mut *yq, &mut *yk, &mut *yv])?;
-        for (linear, y, turned) in [(&self.q, yq, &mut s.q), (&self.k, yk, &mut s.k), (&self.v, yv, &mut s.v)]
-        {
-            add_bias(y, linear.bias.as_deref(), tokens);
-            let turned = sized(turned, y.len());
-            to_token_major(y, tokens, turned);
-        }
-
         let pairs = config.rope.dim / 2;
-        for (x, width) in [(&mut s.q, widths[0]), (&mut s.k, widths[1])] {
-            let rotations = s.cos.chunks_exact(pairs).zip(s.sin.chunks_exact(pairs));
-            for (token, (cos, sin)) in x.chunks_exact_mut(width).zip(rotations) {
-                for head in token.chunks_exact_mut(config.key_len) {
-                    config.rope.style.apply(head, cos, sin);
+        let rotate = |token: usize, x: &mut [f32]| {
+            let (cos, sin) = (&s.cos[token * pairs..][..pairs], &s.sin[token * pairs..][..pairs]);
+            x.chunks_exact_mut(config.key_len).for_each(|head| config.rope.style.apply(head, cos, sin));
+        };
+        for (linear, y, turned, width, rotated) in [
+            (&self.q, yq, &mut s.q, widths[0], true),
+            (&self.k, yk, &mut s.k, widths[1], true),
+            (&self.v, yv, &mut s.v, widths[2], false),
+        ] {
+            add_bias(y, linear.bias.as_deref(), tokens);
+            let y = &*y;
+            by_tokens(team, tokens, sized(turned, y.len()), width, |range, out| {
+                transpose(isa, y, tokens, range.clone(), out);
+                if rotated {
+                    range.zip(out.chunks_exact_mut(width)).for_each(|(token, x)| rotate(token, x));
                 }
-            }
+            });
         }
         let kv = pass.kv.layer(layer);
         kv.store(pass.first, &s.k, &s.v);
 
         let width = heads * config.value_len;
-        let [by_head, ..] = &mut s.y;
-        let by_head = sized(by_head, tokens * width);
-        Attend { isa, config, kv_heads, kv, first: pass.first, q: &s.q }.run(pass.team, by_head);
-        if tokens <= 1 {
-            s.acts.fill(by_head, width);
-        } else {
-            let attended = sized(&mut s.attended, tokens * width);
-            let per_head = width / kv_heads;
-            for (head, rows) in by_head.chunks_exact(tokens * per_head).enumerate() {
-                for (token, row) in attended.chunks_exact_mut(width).zip(rows.chunks_exact(per_head)) {
-                    token[head * per_head..][..per_head].copy_from_slice(row);
+        let by_head = scratch(&mut s.y[0], tokens * width);
+        Attend { isa, config, kv_heads, kv, first: pass.first, q: &s.q }.run(team, by_head);
+        let by_head = &*by_head;
+        let per_head = width / kv_heads;
+        by_tokens(team, tokens, s.acts.reset(tokens, width), width, |range, out| {
+            for (token, out) in range.zip(out.chunks_exact_mut(width)) {
+                for (head, out) in out.chunks_exact_mut(per_head).enumerate() {
+                    out.copy_from_slice(&by_head[(head * tokens + token) * per_head..][..per_head]);
                 }
             }
-            s.acts.fill(attended, width);
-        }
-        let y = sized(&mut s.y[0], dim * tokens);
+        });
+        let y = scratch(&mut s.y[0], dim * tokens);
         pass.weights.matmul(&[self.out.weight], &mut s.acts, &mut [y])?;
         add_bias(y, self.out.bias.as_deref(), tokens);
-        add_product(&mut s.x, y, tokens);
+        pass.add_product();
         Ok(())
     }
 }
@@ -117,6 +116,8 @@ const SCORE_ROWS: usize = 32;
 struct Scratch {
     /// A page of keys or values, positions × size.
     rows: Vec<f32>,
+    /// A page of keys, size × positions.
+    keys: Vec<[f32; PAGE]>,
     /// Tokens of the tile × query heads of the kv head × positions.
     scores: Vec<f32>,
 }
@@ -169,12 +170,15 @@ impl Attend<'_> {
 
         let scores = sized(&mut scratch.scores, tokens * group * most);
         let rows = sized(&mut scratch.rows, PAGE * key_len.max(value_len));
+        scratch.keys.resize(key_len, [0.0; PAGE]);
         for (page, start) in (0..most).step_by(PAGE).enumerate() {
             self.kv.keys(self.isa, page, kv_head, (most - start).min(PAGE), rows);
+            let keys = scratch.keys.as_flattened_mut();
+            transpose(self.isa, &rows[..PAGE * key_len], key_len, 0..key_len, keys);
             for (i, scores) in scores.chunks_exact_mut(group * most).enumerate() {
                 let count = seen(i).saturating_sub(start).min(PAGE);
-                for (query, scores) in query(i).chunks_exact(key_len).zip(scores.chunks_exact_mut(most)) {
-                    dots(self.isa, query, rows, key_len, &mut scores[start..start + count]);
+                if count > 0 {
+                    dots(self.isa, query(i), &scratch.keys, count, &mut scores[start..], most);
                 }
             }
         }
@@ -191,8 +195,8 @@ impl Attend<'_> {
             let tiles = out.chunks_exact_mut(group * value_len).zip(scores.chunks_exact(group * most));
             for (i, (out, scores)) in tiles.enumerate() {
                 let count = seen(i).saturating_sub(start).min(PAGE);
-                for (out, scores) in out.chunks_exact_mut(value_len).zip(scores.chunks_exact(most)) {
-                    weighted_sum(self.isa, &scores[start..start + count], rows, value_len, out);
+                if count > 0 {
+                    weighted_sums(self.isa, &scores[start..], most, count, rows, value_len, out);
                 }
             }
         }

@@ -1,10 +1,10 @@
 //! The feed-forward network: down(silu(gate(x)) · up(x)).
 
-use sluice_kernels::vector::{rms_norm, silu_mul};
+use sluice_kernels::vector::silu_mul;
 
 use crate::error::Result;
-use crate::layers::{Linear, Pass};
-use crate::state::{add_bias, add_product, sized, to_token_major};
+use crate::layers::{Linear, Pass, turn};
+use crate::state::{add_bias, scratch};
 use crate::weights::Weights;
 
 /// Weights of one feed-forward network.
@@ -23,28 +23,23 @@ pub struct FeedForward {
 impl FeedForward {
     /// Adds the network's result to the hidden state.
     pub fn run<W: Weights>(&self, pass: &mut Pass<'_, W>) -> Result<()> {
-        let (dim, ffn, tokens, isa) = (pass.config.dim, pass.config.ffn, pass.tokens, pass.isa);
+        let (dim, ffn, tokens, isa, team) =
+            (pass.config.dim, pass.config.ffn, pass.tokens, pass.isa, pass.team);
+        pass.norm(&self.norm, 0);
         let s = &mut *pass.state;
-        rms_norm(isa, &s.x, &self.norm, pass.config.eps, sized(&mut s.normed, tokens * dim));
-        s.acts.fill(&s.normed, dim);
-        let [gate, up, turned] = &mut s.y;
-        let (gate, up) = (sized(gate, ffn * tokens), sized(up, ffn * tokens));
+        let [gate, up, _] = &mut s.y;
+        let (gate, up) = (scratch(gate, ffn * tokens), scratch(up, ffn * tokens));
         pass.weights.matmul(&[self.gate.weight, self.up.weight], &mut s.acts, &mut [gate, up])?;
         add_bias(gate, self.gate.bias.as_deref(), tokens);
         add_bias(up, self.up.bias.as_deref(), tokens);
-        silu_mul(isa, gate, up);
-        // One token is token-major already.
-        if tokens == 1 {
-            s.acts.fill(gate, ffn);
-        } else {
-            let turned = sized(turned, tokens * ffn);
-            to_token_major(gate, tokens, turned);
-            s.acts.fill(turned, ffn);
-        }
-        let down = sized(&mut s.y[0], dim * tokens);
+        // The same number of values as by tokens; here any will do.
+        let each = (team.tokens_each(tokens) * ffn).max(1);
+        team.share(gate.chunks_mut(each).zip(up.chunks(each)), |(gate, up)| silu_mul(isa, gate, up));
+        turn(team, isa, gate, tokens, s.acts.reset(tokens, ffn));
+        let down = scratch(&mut s.y[0], dim * tokens);
         pass.weights.matmul(&[self.down.weight], &mut s.acts, &mut [down])?;
         add_bias(down, self.down.bias.as_deref(), tokens);
-        add_product(&mut s.x, down, tokens);
+        pass.add_product();
         Ok(())
     }
 }

@@ -1,10 +1,8 @@
 //! The output projection: the final norm, and logits over the vocabulary.
 
-use sluice_kernels::vector::rms_norm;
-
 use crate::error::Result;
-use crate::layers::{Linear, Pass};
-use crate::state::{add_bias, sized, to_token_major};
+use crate::layers::{Linear, Pass, turn};
+use crate::state::{add_bias, sized};
 use crate::weights::Weights;
 
 /// Whose logits a pass is to leave in the state.
@@ -32,22 +30,14 @@ pub struct Output {
 impl Output {
     /// Leaves the wanted logits in the state, logit rows × vocabulary rows.
     pub fn run<W: Weights>(&self, pass: &mut Pass<'_, W>, wanted: Logits) -> Result<()> {
-        let dim = pass.config.dim;
-        let s = &mut *pass.state;
         let first = match wanted {
             Logits::None => return Ok(()),
             Logits::Last => pass.tokens.saturating_sub(1),
             Logits::All => 0,
         };
         let tokens = pass.tokens - first;
-        rms_norm(
-            pass.isa,
-            &s.x[first * dim..],
-            &self.norm,
-            pass.config.eps,
-            sized(&mut s.normed, tokens * dim),
-        );
-        s.acts.fill(&s.normed, dim);
+        pass.norm(&self.norm, first);
+        let s = &mut *pass.state;
         let logits = sized(&mut s.logits, self.rows * tokens);
         if tokens <= 1 {
             pass.weights.matmul(&[self.head.weight], &mut s.acts, &mut [logits])?;
@@ -56,7 +46,7 @@ impl Output {
             let y = sized(&mut s.y[0], self.rows * tokens);
             pass.weights.matmul(&[self.head.weight], &mut s.acts, &mut [y])?;
             add_bias(y, self.head.bias.as_deref(), tokens);
-            to_token_major(y, tokens, logits);
+            turn(pass.team, pass.isa, y, tokens, logits);
         }
         Ok(())
     }

@@ -22,8 +22,11 @@ use crate::blocks::{
 };
 use crate::format::Format;
 use crate::isa::Portable;
+use crate::lanes::Wide;
 use crate::numbers::f16_to_f32;
 use crate::rows::QuantRows;
+use crate::x86::Avx2;
+use crate::x86::lanes::Lanes2;
 
 /// y = W·x; shapes and forms have been checked, and there is at least one row and one token.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -61,6 +64,12 @@ fn small<B: panels::Small>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn run<P: Portable>(code: P) -> P::Out {
     code.run()
+}
+
+/// Compiles code for sixteen lanes with registers of this level.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn run_wide<W: Wide>(proof: Avx2, code: W) -> W::Out {
+    code.run::<Lanes2>(proof)
 }
 
 /// Halves to singles, as many as the shorter of the two holds.

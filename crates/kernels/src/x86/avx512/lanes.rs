@@ -99,6 +99,46 @@ pub(super) fn transpose_elements(v: [__m512i; 4]) -> [__m512i; 4] {
     ]
 }
 
+/// Element `r` of result `c` is element `c` of `v[r]`.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn transpose_tile(v: [__m512; TILE]) -> [__m512; TILE] {
+    let mut quads = [[_mm512_setzero_si512(); 4]; 4];
+    for (quad, v) in quads.iter_mut().zip(v.as_chunks::<4>().0) {
+        // Quarter l, element i of result e: element 4l + e of row i of these four.
+        *quad = transpose_elements([
+            _mm512_castps_si512(v[0]),
+            _mm512_castps_si512(v[1]),
+            _mm512_castps_si512(v[2]),
+            _mm512_castps_si512(v[3]),
+        ]);
+    }
+    let mut out = [_mm512_setzero_ps(); TILE];
+    for e in 0..4 {
+        let columns = transpose_quarters([quads[0][e], quads[1][e], quads[2][e], quads[3][e]]);
+        for l in 0..4 {
+            out[4 * l + e] = _mm512_castsi512_ps(columns[l]);
+        }
+    }
+    out
+}
+
+/// 16 singles.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn load_singles(from: &[f32; TILE]) -> __m512 {
+    // SAFETY: 16 singles are there, at any alignment.
+    unsafe { _mm512_loadu_ps(from.as_ptr()) }
+}
+
+/// 16 singles.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn store_singles(v: __m512, to: &mut [f32; TILE]) {
+    // SAFETY: there is room for 16 singles, at any alignment.
+    unsafe { _mm512_storeu_ps(to.as_mut_ptr(), v) };
+}
+
 /// Element 4·`l` + `i` becomes element 4·`i` + `l`: rows in quarters change places with rows in elements.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -144,16 +184,21 @@ impl Sums {
         self.accm = _mm512_fmadd_ps(_mm512_mul_ps(dmin, dx), _mm512_cvtepi32_ps(m), self.accm);
     }
 
-    /// The results; every NaN becomes the same one.
+    /// The results, one per lane; every NaN becomes the same one.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+    pub(super) fn lanes(self) -> __m512 {
+        let v = _mm512_sub_ps(self.acc, self.accm);
+        let nan = _mm512_set1_ps(f32::from_bits(NAN));
+        _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v), nan)
+    }
+
+    /// [`Sums::lanes`] in memory.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     pub(super) fn results(self) -> [f32; TILE] {
-        let v = _mm512_sub_ps(self.acc, self.accm);
-        let nan = _mm512_set1_ps(f32::from_bits(NAN));
-        let v = _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v), nan);
         let mut out = [0.0; TILE];
-        // SAFETY: the array has room for 16 singles.
-        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), v) };
+        store_singles(self.lanes(), &mut out);
         out
     }
 }

@@ -13,7 +13,10 @@ mod tiles;
 mod tiles_256;
 mod tiles_32;
 
-use self::lanes::TILE;
+use core::arch::x86_64::{_mm512_add_ps, _mm512_setzero_ps};
+use core::ops::Range;
+
+use self::lanes::{TILE, load_singles, store_singles, transpose_tile};
 use crate::acts::Acts;
 use crate::blocks::{
     BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1,
@@ -21,7 +24,11 @@ use crate::blocks::{
 };
 use crate::format::Format;
 use crate::isa::Portable;
+use crate::lanes::Wide;
 use crate::rows::QuantRows;
+use crate::transpose::{SIDE, put};
+use crate::x86::Avx512;
+use crate::x86::lanes::Lanes1;
 use crate::x86::memory::blocks_of;
 
 /// y = W·x; shapes and forms have been checked, and there is at least one row and one token.
@@ -50,6 +57,39 @@ pub(super) fn matmul(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn run<P: Portable>(code: P) -> P::Out {
     code.run()
+}
+
+/// Compiles code for sixteen lanes with registers of this level.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn run_wide<W: Wide>(proof: Avx512, code: W) -> W::Out {
+    code.run::<Lanes1>(proof)
+}
+
+/// Turns `columns` of `y` (rows × stride) to `out` (columns × rows), or adds them to it; all lengths have been checked.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn turn<const ADD: bool>(y: &[f32], stride: usize, columns: Range<usize>, out: &mut [f32]) {
+    let rows = y.len() / stride;
+    let (whole_rows, whole_columns) = (rows - rows % SIDE, columns.len() - columns.len() % SIDE);
+    for r in (0..whole_rows).step_by(SIDE) {
+        for c in (0..whole_columns).step_by(SIDE) {
+            let mut tile = [_mm512_setzero_ps(); SIDE];
+            for (i, v) in tile.iter_mut().enumerate() {
+                *v = load_singles(&y[(r + i) * stride + columns.start + c..].as_chunks().0[0]);
+            }
+            for (i, mut v) in transpose_tile(tile).into_iter().enumerate() {
+                let out = &mut out[(c + i) * rows + r..].as_chunks_mut().0[0];
+                if ADD {
+                    v = _mm512_add_ps(load_singles(out), v);
+                }
+                store_singles(v, out);
+            }
+        }
+    }
+    for c in 0..columns.len() {
+        for r in if c < whole_columns { whole_rows } else { 0 }..rows {
+            put::<ADD>(&mut out[c * rows + r], y[r * stride + columns.start + c]);
+        }
+    }
 }
 
 /// y = W·x for a format with 256 weights per block.

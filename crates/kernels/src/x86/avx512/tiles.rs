@@ -6,7 +6,7 @@
 
 use core::arch::x86_64::*;
 
-use super::lanes::{Sums, TILE, join, load_quarter, transpose_elements};
+use super::lanes::{Sums, TILE, join, load_quarter, store_singles, transpose_elements, transpose_tile};
 use crate::acts::Acts;
 use crate::rows::QuantRows;
 use crate::x86::memory::{InPlace, blocks_of};
@@ -16,7 +16,7 @@ pub(super) const PANELS: usize = 2;
 
 /// Tokens for which a panel is unpacked once. Unpacking takes as long as multiplying with about 5 tokens; the sums of the
 /// tokens, 256 bytes each, are to fit level 1 or nearly so, and the number is a multiple of the tokens in registers.
-const TOKENS: usize = 132;
+const TOKENS: usize = 264;
 
 /// How the tiles of one format are computed.
 pub(super) trait Tiles {
@@ -66,6 +66,9 @@ pub(super) struct Place {
 }
 
 /// y = W·x for one format.
+///
+/// Not inlined: the caller also serves single tokens, and should not set up this much of a stack for them.
+#[inline(never)]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn matmul<T: Tiles>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
     let (tokens, blocks) = (x.tokens(), x.cols() / T::LEN);
@@ -82,13 +85,31 @@ pub(super) fn matmul<T: Tiles>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
             } else {
                 rows::<T, 1>(w, x, first, &mut panels, sums);
             }
-            for (token, sums) in sums.iter().enumerate() {
-                for (y, sums) in y.chunks_mut(TILE * tokens).zip(sums) {
-                    for (y, result) in y.chunks_exact_mut(tokens).zip(sums.results()) {
-                        y[first + token] = result;
-                    }
-                }
+            for (panel, y) in y.chunks_mut(TILE * tokens).enumerate() {
+                store(sums, panel, &mut y[..], tokens, first);
             }
+        }
+    }
+}
+
+/// The results of one panel to `y` (up to 16 rows × tokens), from token `first` on. Rows lie in the lanes, and 16 tokens
+/// of a row make a line of `y`: they are turned in registers, which is a third of the work of storing lane by lane.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn store(sums: &[[Sums; PANELS]], panel: usize, y: &mut [f32], tokens: usize, first: usize) {
+    let (tiles, rest) = sums.as_chunks::<TILE>();
+    for (i, tile) in tiles.iter().enumerate() {
+        let mut lanes = [_mm512_setzero_ps(); TILE];
+        for t in 0..TILE {
+            lanes[t] = tile[t][panel].lanes();
+        }
+        for (y, row) in y.chunks_exact_mut(tokens).zip(transpose_tile(lanes)) {
+            store_singles(row, &mut y[first + TILE * i..].as_chunks_mut().0[0]);
+        }
+    }
+    for (t, sums) in rest.iter().enumerate() {
+        for (y, result) in y.chunks_exact_mut(tokens).zip(sums[panel].results()) {
+            y[first + TILE * tiles.len() + t] = result;
         }
     }
 }
