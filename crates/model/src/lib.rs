@@ -27,7 +27,7 @@
 //! # }
 //! ```
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod available;
 pub mod config;
@@ -47,6 +47,7 @@ mod session;
 mod state;
 mod stop;
 mod stream;
+#[allow(unsafe_code)] // the one file with some: the border between a region and those who work in it
 mod team;
 pub mod tokenizer;
 pub mod weights;

@@ -240,8 +240,7 @@ impl<'m> Session<'m> {
     }
 
     fn pass(&mut self, tokens: &[u32], kind: PassKind, next: Option<PassKind>, wanted: Logits) -> Result<()> {
-        let team = Arc::clone(&self.team);
-        let result = team.enter(|| self.pass_on_team(tokens, kind, next, wanted));
+        let result = self.pass_on_team(tokens, kind, next, wanted);
         if result.is_err() {
             // The first error is the one to tell; if the stream is beyond repair the next pass says so.
             let _ = self.weights.rewind();
