@@ -2,8 +2,8 @@
 
 mod common;
 
-use std::fs::OpenOptions;
-use std::path::PathBuf;
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -377,6 +377,86 @@ fn auto_says_what_it_chose() {
     let named = Options { backend: Choice::Pread, direct: Direct::Off, ..Options::default() };
     let opened = open(&files.paths, &named).unwrap();
     assert_eq!((opened.backend.name(), opened.notes.len()), ("pread", 0));
+}
+
+/// Megabytes of the file whose last byte is in the page cache, asked from the back so that asking reads nothing ahead.
+fn cached_megabytes(path: &Path, length: usize) -> usize {
+    use rustix::io::{Errno, ReadWriteFlags, preadv2};
+    let file = File::open(path).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+    let ends = (1..=length >> 20).rev().map(|megabyte| (megabyte << 20) as u64 - 1);
+    let cached = |&end: &u64| {
+        let mut byte = [0];
+        let mut into = [std::io::IoSliceMut::new(&mut byte)];
+        preadv2(&file, &mut into, end, ReadWriteFlags::NOWAIT) != Err(Errno::AGAIN)
+    };
+    ends.filter(cached).count()
+}
+
+/// Writes the file out and drops it from the page cache; false where that has no effect.
+fn evict(path: &Path, length: usize) -> bool {
+    let file = File::open(path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    cached_megabytes(path, length) == 0
+}
+
+#[test]
+fn what_does_not_fit_the_page_cache_does_not_stay_there() {
+    const LENGTH: usize = 48 << 20;
+    let files = files(&[LENGTH]);
+    let walk = |backend: Choice, room: u64| {
+        let direct = Direct::Off;
+        let options = Options { backend, direct, page_cache_room: Some(room), ..Options::default() };
+        let opened = match open(&files.paths, &options) {
+            Ok(opened) => opened,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+                return None;
+            }
+        };
+        for offset in (0..LENGTH).step_by(opened.chunk_bytes) {
+            let wanted = range(0, offset as u64, opened.chunk_bytes.min(LENGTH - offset));
+            let filled = get(&*opened.backend, wanted);
+            assert!(*filled == expected(wanted), "{wanted:?}");
+            drop(opened.backend.release(filled));
+        }
+        Some(cached_megabytes(&files.paths[0], LENGTH))
+    };
+    for backend in [Choice::Pread, Choice::Uring] {
+        assert_eq!(walk(backend, 0).unwrap_or(48), 48, "{backend:?}: a file found warm stays so");
+        if !evict(&files.paths[0], LENGTH) {
+            return;
+        }
+        // The last megabytes wait for more to come, and so does what the system has read ahead.
+        let left = walk(backend, 0).unwrap_or(0);
+        assert!(left < 36, "{backend:?}: {left} MB of 48 stayed");
+        assert!(evict(&files.paths[0], LENGTH));
+        assert_eq!(walk(backend, u64::MAX).unwrap_or(48), 48, "{backend:?}: there is room");
+    }
+}
+
+#[test]
+fn auto_goes_by_the_room_there_is() {
+    const LENGTH: usize = 8 << 20;
+    let files = files(&[LENGTH]);
+    let auto = |room: u64| {
+        let options = Options { page_cache_room: Some(room), workers: 2, ..Options::default() };
+        let opened = open(&files.paths, &options).unwrap();
+        assert!(opened.notes.iter().any(|note| note.contains("room")), "{:?}", opened.notes);
+        assert_eq!(opened.chunk_bytes, opened.backend.chunk_bytes());
+        opened.backend
+    };
+    assert!(!auto(0).direct(), "all of it is there already");
+    if !evict(&files.paths[0], LENGTH) {
+        return;
+    }
+    let backend = auto(LENGTH as u64 - 1);
+    assert!(backend.direct() || backend.describe().contains("drop_behind"), "{}", backend.describe());
+    // Whether so much memory is unused is the machine's affair: either way it is a choice that works.
+    let backend = auto(LENGTH as u64);
+    let wanted = range(0, 5, 100_000);
+    assert!(*get(&*backend, wanted) == expected(wanted), "{}", backend.describe());
 }
 
 #[test]
