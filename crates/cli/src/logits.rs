@@ -47,7 +47,7 @@ pub fn run(args: &args::Logits) -> Result<ExitCode, Failure> {
             print(&format!("{i} {id} -> {}\n", top.join(" ")))?;
         }
         if let Some(nll) = nll {
-            print(&format!("mean nll {nll:.6} nats, perplexity {:.4}\n", nll.exp()))?;
+            print(&format!("mean nll {nll:.6} nats, perplexity {:.4}\n", libm::exp(nll)))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -68,8 +68,8 @@ fn highest(row: &[f32], k: usize) -> Vec<(u32, f32)> {
 /// The negative logarithm of what softmax gives `id`, in nats, computed in f64.
 fn negative_log_likelihood(row: &[f32], id: usize) -> f64 {
     let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
-    let sum: f64 = row.iter().map(|v| (f64::from(*v) - max).exp()).sum();
-    sum.ln() + max - f64::from(row[id])
+    let sum: f64 = row.iter().map(|v| libm::exp(f64::from(*v) - max)).sum();
+    libm::log(sum) + max - f64::from(row[id])
 }
 
 #[cfg(test)]
