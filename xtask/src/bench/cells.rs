@@ -293,10 +293,17 @@ fn product<T>(cells: Vec<Cell>, values: &[T], put: impl Fn(&mut Cell, &T)) -> Ve
 }
 
 impl Cell {
-    /// Direct reads don't look at the page cache, so a warm one makes no difference to them.
+    /// Direct reads don't look at the page cache, so a warm one makes no difference to them. And a streamed head beside
+    /// resident layers is so little that no container holds the one without room for the other.
     fn possible(&self) -> bool {
         let direct = matches!(self.way, Way::PreadDirect | Way::UringDirect);
-        !(direct && self.cache == Cache::Warm)
+        let layers_stay = matches!(self.budget, Budget::Resident | Budget::All);
+        let only_head = layers_stay && self.head == Head::Stream;
+        match self.cache {
+            Cache::Any => true,
+            Cache::Warm => !direct,
+            Cache::Cold => !(only_head && self.way.buffered()),
+        }
     }
 
     /// Reads through the page cache are cold in every pass only in a container too small for what is streamed.
@@ -440,6 +447,13 @@ pub mod tests {
                 "m uring+direct min head=auto t2 cold"
             ]
         );
+    }
+
+    #[test]
+    fn a_head_alone_is_cold_only_with_direct_reads() {
+        let ways = vec![Way::Mmap, Way::PreadDirect];
+        let all = cells(Table { ways, budgets: vec![Budget::All], heads: vec![Head::Stream], ..table() });
+        assert_eq!(all, ["m pread+direct all head=stream t2 cold"]);
     }
 
     #[test]

@@ -196,20 +196,25 @@ impl Chart {
             let _ = write!(path, "{}{:.1} {:.1}", if i == 0 { 'M' } else { 'L' }, self.x_at(x), self.y_at(y));
         }
         let dash = if dashed { " stroke-dasharray='7 5'" } else { "" };
-        self.draw(format!("<path class='l{series} line'{dash} d='{path}'/>"));
+        self.draw(format!("<path class='l{series} line' clip-path='url(#plot)'{dash} d='{path}'/>"));
+    }
+
+    /// The largest values of the axes, for lines that run through.
+    pub fn ends(&self) -> (f64, f64) {
+        (self.x.high, self.y.high)
     }
 
     /// An area between two lines that start at the same point.
     pub fn fan(&mut self, from: (f64, f64), low: (f64, f64), high: (f64, f64), series: usize) {
         let at = |(x, y): (f64, f64)| format!("{:.1} {:.1}", self.x_at(x), self.y_at(y));
         let path = format!("M{}L{}L{}Z", at(from), at(low), at(high));
-        self.draw(format!("<path class='s{series}' fill-opacity='0.16' stroke='none' d='{path}'/>"));
+        self.draw(format!("<path class='s{series}' clip-path='url(#plot)' fill-opacity='0.14' d='{path}'/>"));
     }
 
     /// Words beside a value.
     pub fn note(&mut self, x: f64, y: f64, text: &str) {
-        let (x, y) = (self.x_at(x) - 7.0, self.y_at(y) - 8.0);
-        self.text(x, y, "end", "note", text);
+        let (x, y) = (self.x_at(x), self.y_at(y) - 10.0);
+        self.text(x, y, "middle", "note", text);
     }
 
     /// Words below the horizontal axis.
@@ -262,10 +267,13 @@ impl Chart {
         format!(
             "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' width='{WIDTH}' height='{HEIGHT}' \
              role='img' aria-label='{title}'>\n<style>{}</style>\n\
+             <clipPath id='plot'><rect x='{LEFT}' y='{TOP}' width='{}' height='{}'/></clipPath>\n\
              <rect class='card' x='0.5' y='0.5' width='{}' height='{}' rx='10'/>\n\
              <text class='title' x='24' y='33'>{title}</text>\n<text class='minor' x='24' y='54'>{below}</text>\n\
              {}{}\n</svg>\n",
             style(),
+            WIDTH - RIGHT - LEFT,
+            HEIGHT - BOTTOM - TOP,
             WIDTH - 1.0,
             HEIGHT - 1.0,
             self.body,

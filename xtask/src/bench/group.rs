@@ -164,7 +164,7 @@ mod tests {
         fs::write(group.path.join("memory.peak"), "7\n").unwrap();
         assert_eq!((group.killed(), group.peak_bytes()), (3, Some(7)));
         let names: Vec<_> = fs::read_dir(&folder).unwrap().flatten().map(|entry| entry.path()).collect();
-        assert_eq!(names, [group.path.clone()]);
+        assert_eq!(names, std::slice::from_ref(&group.path));
         fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -66,15 +66,18 @@ pub fn run(options: &Options) -> Result {
     if journal.complete {
         println!("{}: this run is complete already; --fresh measures again", path.display());
     } else {
-        let example =
-            cells.iter().any(|cell| cell.engine == Engine::Loader).then(build_example).transpose()?;
+        // A group is only tried where one is needed.
+        let contained = cells.iter().any(|cell| cell.limit.is_some());
+        let groups = if contained { Groups::find() } else { Err("no cell wants a container".into()) };
+        let wanted = |cell: &Cell| cell.engine == Engine::Loader || cell.cache == Cache::Cold;
+        let example = cells.iter().any(wanted).then(build_example).transpose()?;
         Runner {
             options,
             binary,
             has_budget,
             example,
             models: found,
-            groups: Groups::find(),
+            groups,
             disks: HashMap::new(),
             warmed: None,
             seconds: HashMap::new(),
@@ -164,13 +167,13 @@ struct Runner<'a> {
 impl Runner<'_> {
     fn rounds(mut self, cells: &[Cell]) -> Result {
         let start = Instant::now();
-        let mut digests: HashMap<String, (String, String)> = HashMap::new();
+        let mut digests = Digests::new();
         let mut given_up: Vec<String> = Vec::new();
         for old in self.journal.found.clone() {
             note_end(&old, &mut given_up);
             let cell = cells.iter().find(|cell| cell.to_string() == old.cell);
             if let (Some(cell), Some(digest), Status::Ok) = (cell, judge::digest(&old.report), old.status) {
-                digests.entry(cell.model.clone()).or_insert((old.cell.clone(), digest.into()));
+                digests.entry((cell.model.clone(), cell.tokens)).or_insert((old.cell.clone(), digest.into()));
             }
         }
         if !self.journal.found.is_empty() {
@@ -272,9 +275,9 @@ impl Runner<'_> {
             Cache::Cold => {
                 self.warmed = None;
                 if !self.disks.contains_key(&model.name) {
-                    let disk = rates::Disk::calibrate(&model.path);
+                    let disk = rates::Disk::calibrate(&model.path, self.example.as_deref());
                     let how = match &disk {
-                        Ok(disk) => disk.describe(),
+                        Ok(disk) => disk.how.clone(),
                         Err(reason) => reason.replace(&*model.path.to_string_lossy(), &model.name),
                     };
                     self.journal.append(&json!({"kind": "disk", "model": model.name, "how": how}))?;
@@ -356,12 +359,15 @@ fn turned(mut cells: Vec<&Cell>, round: u32) -> Vec<&Cell> {
     cells
 }
 
+/// By model and number of tokens the first cell and its digest.
+type Digests = HashMap<(String, u32), (String, String)>;
+
 /// Fails a repetition whose logits differ from those of the first cell of its model.
-fn agree(cell: &Cell, repetition: &mut Repetition, digests: &mut HashMap<String, (String, String)>) {
+fn agree(cell: &Cell, repetition: &mut Repetition, digests: &mut Digests) {
     let Some(digest) = judge::digest(&repetition.report) else {
         return;
     };
-    let first = digests.entry(cell.model.clone());
+    let first = digests.entry((cell.model.clone(), cell.tokens));
     let (other, wanted) = first.or_insert_with(|| (repetition.cell.clone(), digest.into()));
     if wanted != digest {
         repetition.status = Status::Failed;
@@ -411,7 +417,7 @@ mod tests {
     #[test]
     fn logits_that_differ_fail_the_second_cell() {
         let cell = Table::cells(&[tests::table()], &[tests::model()]).remove(0);
-        let mut digests = HashMap::new();
+        let mut digests = Digests::new();
         let mut first = repetition("first", 0, 5.0);
         agree(&cell, &mut first, &mut digests);
         let mut second = repetition("second", 0, 5.0);

@@ -14,7 +14,7 @@ usage: cargo xtask bench [--preset smoke|seed|full] [FLAGS]      measure; smoke 
        cargo xtask bench --update-readme                         README's figures from the records
 
   LIST is values with commas between them; each of these flags replaces an axis of the preset
-  --model LIST      files, or models of synth, which are written when they are needed
+  --model LIST      files, or models of synth, which are written when they are needed; those of the preset keep their axes
   --engine LIST     sluice, loader
   --way LIST        auto, mmap, pread, pread+direct, uring, uring+direct
   --budget LIST     stream, resident, min, all, or a percentage of the file such as 25%
@@ -36,7 +36,7 @@ usage: cargo xtask bench [--preset smoke|seed|full] [FLAGS]      measure; smoke 
 #[derive(Debug)]
 pub enum Action {
     /// Run a matrix.
-    Run(Options),
+    Run(Box<Options>),
     /// Compare two records.
     Compare {
         /// The record to compare with.
@@ -154,7 +154,7 @@ impl Action {
             (Some((before, after)), None, false) => Self::Compare { before, after, threshold },
             (None, Some(path), false) => Self::Report(path),
             (None, None, true) => Self::UpdateReadme,
-            (None, None, false) => Self::Run(options),
+            (None, None, false) => Self::Run(Box::new(options)),
             _ => return Err(format!("--compare, --report, --update-readme: one of them\n{USAGE}")),
         })
     }
@@ -171,8 +171,10 @@ impl Options {
             }
             tables.retain(|table| engines.contains(&table.engine));
         }
+        if let Some(given) = &axes.models {
+            choose_models(tables, given);
+        }
         for table in tables {
-            replace(&mut table.models, &axes.models);
             replace(&mut table.ways, &axes.ways);
             replace(&mut table.threads, &axes.threads);
             replace(&mut table.caches, &axes.caches);
@@ -185,6 +187,21 @@ impl Options {
             }
         }
     }
+}
+
+/// Models of the preset stay where it has them, with the axes that it gives them; others take the place of its first.
+fn choose_models(tables: &mut Vec<Table>, given: &[String]) {
+    let known: Vec<String> = tables.iter().flat_map(|table| table.models.clone()).collect();
+    let new: Vec<String> = given.iter().filter(|name| !known.contains(name)).cloned().collect();
+    let first = tables.first().map(|table| table.models.clone()).unwrap_or_default();
+    for table in tables.iter_mut() {
+        let takes_new = table.models == first;
+        table.models.retain(|name| given.contains(name));
+        if takes_new {
+            table.models.extend_from_slice(&new);
+        }
+    }
+    tables.retain(|table| !table.models.is_empty());
 }
 
 fn replace<T: Clone>(axis: &mut Vec<T>, given: &Option<Vec<T>>) {
@@ -221,7 +238,7 @@ mod tests {
 
     fn options(line: &str) -> Result<Options> {
         match Action::parse(&line.split_whitespace().collect::<Vec<_>>())? {
-            Action::Run(options) => Ok(options),
+            Action::Run(options) => Ok(*options),
             other => Err(format!("{other:?}")),
         }
     }
@@ -236,6 +253,20 @@ mod tests {
         assert_eq!(tables[0].budgets, [Budget::Min, Budget::Percent(25)]);
         assert_eq!(tables[0].heads, [Head::Resident, Head::Stream], "untouched");
         assert_eq!((given.reps, options("--preset seed").unwrap().reps), (3, 15));
+    }
+
+    #[test]
+    fn models_keep_the_axes_that_the_preset_gives_them() {
+        let models = |line: &str| {
+            let given = options(line).unwrap();
+            let mut tables = given.preset.tables(true);
+            given.apply(&mut tables);
+            tables.iter().map(|table| (table.models.join("+"), table.tokens)).collect::<Vec<_>>()
+        };
+        let pair = |name: &str, tokens| (name.to_string(), tokens);
+        assert_eq!(models("--preset full --model llama3_8b"), [pair("llama3_8b", 8)]);
+        assert_eq!(models("--preset full --model a.gguf"), vec![pair("a.gguf", 16); 3]);
+        assert_eq!(models("--preset seed --model a,b"), [pair("a+b", 32)]);
     }
 
     #[test]

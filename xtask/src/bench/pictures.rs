@@ -22,6 +22,9 @@ const INK: usize = 6;
 /// Colour of llama.cpp and of `auto`.
 const OTHER: usize = 5;
 
+/// Speeds that differ by more than this factor are drawn on a logarithmic axis.
+const WIDE: f64 = 6.0;
+
 /// Every picture that these rows have enough for.
 pub fn of(rows: &[Row]) -> Vec<Picture> {
     let good: Vec<&Row> = rows
@@ -120,7 +123,13 @@ fn memory(model: &str, cache: &str, rows: &[&Row]) -> Picture {
     let below =
         format!("A file of {} MB. Each point is a cell of the matrix, its repetitions' median.", short(file));
     let x = Axis::log("peak memory of the process (VmHWM), MB", least, most);
-    let mut chart = Chart::new([&title, &below], x, Axis::linear("tokens per second", fastest));
+    let slowest = points.iter().map(|(_, y)| *y).fold(fastest, f64::min);
+    // Where the slow end would lie on the floor, equal ratios are equal distances.
+    let y = match fastest / slowest {
+        ratio if ratio > WIDE => Axis::log("tokens per second", slowest, fastest),
+        _ => Axis::linear("tokens per second", fastest),
+    };
+    let mut chart = Chart::new([&title, &below], x, y);
     let front = pareto(&points);
     let mut steps: Vec<(f64, f64)> = Vec::new();
     for &i in &front {
@@ -167,11 +176,9 @@ fn passes(model: &str, rows: &[&Row]) -> Picture {
     let [x, y] = [Axis::linear("streamed in a pass, MB", most), Axis::linear("seconds per token", slowest)];
     let mut chart = Chart::new([&title, &below], x, y);
     if let Some(disk) = disk {
-        // Megabytes over bytes per second; lines end where the picture does.
-        let end = |rate: f64| {
-            let x = most.min(slowest * rate / 1e6);
-            (x, x * 1e6 / rate)
-        };
+        // Megabytes over bytes per second; the picture's edges cut them off.
+        let (most, _) = chart.ends();
+        let end = |rate: f64| (most, most * 1e6 / rate);
         chart.fan((0.0, 0.0), end(disk.max), end(disk.min), INK);
         chart.line(&[(0.0, 0.0), end(disk.median)], INK, true);
     }

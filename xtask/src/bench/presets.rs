@@ -187,7 +187,8 @@ mod tests {
         let count = |wanted: &dyn Fn(&Cell) -> bool| all.iter().filter(|cell| wanted(cell)).count();
         let small = |cell: &Cell| cell.model == "tinyllama_1b" && cell.engine == Engine::Sluice;
         assert_eq!(count(&|cell| small(cell) && cell.cache == Cache::Warm), 3 * 5 * 2 * 2);
-        assert_eq!(count(&|cell| small(cell) && cell.cache == Cache::Cold), 5 * 5 * 2 * 2);
+        // Less the head alone through the page cache, three ways with one or two threads.
+        assert_eq!(count(&|cell| small(cell) && cell.cache == Cache::Cold), 5 * 5 * 2 * 2 - 3 * 2);
         assert_eq!(count(&|cell| cell.model == "llama3_8b"), 2 * 4);
         assert_eq!(count(&|cell| cell.engine == Engine::Loader), 2 * (5 + 3));
         // The same number of tokens for a model everywhere, or its digests could not agree.

@@ -26,11 +26,24 @@ pub const SLICE_S: f64 = 1.0;
 const ALIGN: usize = 4096;
 
 /// What reads the file.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 enum Tool {
+    /// fio, with io_uring.
     Fio,
     /// Threads of this process, each with one read in flight.
     Own,
+    /// The loader's example, with io_uring: its buffers are registered, which on some machines doubles the rate.
+    Loader(PathBuf),
+}
+
+impl Tool {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Fio => "fio",
+            Self::Own => "own threads",
+            Self::Loader(_) => "the loader's example",
+        }
+    }
 }
 
 /// Measures a disk by direct reads of one file, front to back, again and again.
@@ -40,41 +53,79 @@ pub struct Disk {
     tool: Tool,
     length: u64,
     depth: usize,
-    /// Where the next slice goes on, in reads.
+    /// Where the next slice of our own threads goes on, in reads.
     next: AtomicU64,
+    /// Who reads and how, and what the others reached, for the record.
+    pub how: String,
 }
 
 impl Disk {
-    /// Finds the combination of length and depth that reads `path` fastest, with fio where it is installed.
+    /// Finds the tool, length and depth that read `path` fastest: fio where it is installed, threads of our own, and
+    /// `example`, the loader's, where it is built. The fastest counts, as a bound has to be one.
     ///
     /// # Errors
-    /// When the file system takes no direct reads.
-    pub fn calibrate(path: &Path) -> Result<Self> {
-        let tool = match stdout(&mut command("fio", &["--version"])) {
-            Ok(_) => Tool::Fio,
-            Err(_) => Tool::Own,
-        };
+    /// When none of them can read directly.
+    pub fn calibrate(path: &Path, example: Option<&Path>) -> Result<Self> {
+        let mut tools = vec![Tool::Own];
+        tools.extend(stdout(&mut command("fio", &["--version"])).is_ok().then_some(Tool::Fio));
+        tools.extend(example.map(|example| Tool::Loader(example.into())));
+        let (mut best, mut reached, mut refused) = (None, Vec::new(), String::new());
+        for tool in tools {
+            match Self::fastest(path, &tool) {
+                Ok((rate, disk)) => {
+                    reached.push(format!("{} {:.2}", tool.name(), rate / 1e9));
+                    if best.as_ref().is_none_or(|(most, _)| rate > *most) {
+                        best = Some((rate, disk));
+                    }
+                }
+                Err(message) => refused = message,
+            }
+        }
+        let (_, mut disk) = best.ok_or(refused)?;
+        disk.how = format!(
+            "by {}, direct, {} MiB x {} in flight (best of each in GB/s: {})",
+            disk.tool.name(),
+            disk.length >> 20,
+            disk.depth,
+            reached.join(", ")
+        );
+        Ok(disk)
+    }
+
+    /// The best combination of length and depth, and its rate.
+    fn fastest(path: &Path, tool: &Tool) -> Result<(f64, Self)> {
         let mut best: Option<(f64, Self)> = None;
         for length in LENGTHS {
             for depth in DEPTHS {
-                let next =
-                    AtomicU64::new(best.as_ref().map_or(0, |(_, disk)| disk.next.load(Ordering::Relaxed)));
-                let disk = Self { path: path.into(), tool, length, depth, next };
+                let (path, tool) = (path.to_path_buf(), tool.clone());
+                let disk = Self { path, tool, length, depth, next: AtomicU64::new(0), how: String::new() };
                 let rate = disk.slice(TRIAL_S)?;
                 if best.as_ref().is_none_or(|(most, _)| rate > *most) {
                     best = Some((rate, disk));
                 }
             }
         }
-        best.map(|(_, disk)| disk).ok_or_else(|| "no combination was tried".into())
+        best.ok_or_else(|| "no combination was tried".into())
     }
 
     /// Bytes per second over `seconds`.
     pub fn slice(&self, seconds: f64) -> Result<f64> {
-        match self.tool {
+        match &self.tool {
             Tool::Fio => self.fio(seconds),
             Tool::Own => self.own(seconds),
+            Tool::Loader(example) => self.loader(example, seconds),
         }
+    }
+
+    fn loader(&self, example: &Path, seconds: f64) -> Result<f64> {
+        let mut stream = command(&example.to_string_lossy(), &[]);
+        stream.arg(&self.path).args(["json", "backend=uring", "direct=on"]).arg(format!("seconds={seconds}"));
+        stream.arg(format!("chunk={}", self.length)).arg(format!("depth={}", self.depth));
+        let said = stdout(&mut stream)?;
+        let report: Value =
+            serde_json::from_str(&said).map_err(|error| format!("stream: bad JSON: {error}"))?;
+        let rate = report["bytes"].as_f64().zip(report["seconds"].as_f64()).map(|(bytes, s)| bytes / s);
+        rate.filter(|rate| *rate > 0.0).ok_or_else(|| "the loader's example reports no rate".into())
     }
 
     fn fio(&self, seconds: f64) -> Result<f64> {
@@ -123,15 +174,6 @@ impl Disk {
         }
         Ok(bytes)
     }
-
-    /// Who reads and how, for the record.
-    pub fn describe(&self) -> String {
-        let tool = match self.tool {
-            Tool::Fio => "fio (io_uring, direct)",
-            Tool::Own => "own reader (direct, one read per thread)",
-        };
-        format!("{tool}, {} MiB x {} in flight", self.length >> 20, self.depth)
-    }
 }
 
 /// Bytes of one buffer for the memory's rate: far more than any cache holds.
@@ -178,8 +220,14 @@ mod tests {
         // Beside the program, which lies on a disk.
         let path = std::env::current_exe().unwrap().with_extension("rate-test");
         std::fs::write(&path, vec![1; 3 << 20]).unwrap();
-        let disk =
-            |length| Disk { path: path.clone(), tool: Tool::Own, length, depth: 2, next: AtomicU64::new(0) };
+        let disk = |length| Disk {
+            path: path.clone(),
+            tool: Tool::Own,
+            length,
+            depth: 2,
+            next: AtomicU64::new(0),
+            how: String::new(),
+        };
         let (rate, too_short) = (disk(1 << 20).slice(0.01), disk(4 << 20).slice(0.01));
         std::fs::remove_file(&path).unwrap();
         // A file system may refuse direct reads, but not for a reason that we have made.

@@ -8,8 +8,10 @@ use std::fs;
 
 /// Puts the figures of `bench/record/NAME.jsonl` between the lines `<!-- bench:NAME -->` and `<!-- /bench -->`.
 ///
+/// A block without a record stays as it is, and is named.
+///
 /// # Errors
-/// When a block has no end, or its record is missing, interrupted, or made with a planted delay.
+/// When a block has no end, or its record is interrupted, or made with a planted delay.
 pub fn update() -> Result {
     let path = root().join("README.md");
     let failed = |error| format!("{}: {error}", path.display());
@@ -26,7 +28,7 @@ const START: &str = "<!-- bench:";
 const END: &str = "<!-- /bench -->";
 
 /// The text with every block's content replaced by what `content` gives for its name.
-fn filled(text: &str, content: &dyn Fn(&str) -> Result<String>) -> Result<String> {
+fn filled(text: &str, content: &dyn Fn(&str) -> Result<Option<String>>) -> Result<String> {
     let mut out = String::new();
     let mut rest = text;
     let mut blocks = 0;
@@ -37,7 +39,10 @@ fn filled(text: &str, content: &dyn Fn(&str) -> Result<String>) -> Result<String
         let end =
             after.find(END).ok_or_else(|| format!("README.md: {START}{name} --> wants {END} after it"))?;
         out += &rest[..name_at];
-        out += &format!("{name} -->\n{}\n{END}", content(name)?);
+        match content(name)? {
+            Some(figures) => out += &format!("{name} -->\n{figures}\n{END}"),
+            None => out += &format!("{name} -->{}{END}", &after[..end]),
+        }
         rest = &after[end + END.len()..];
         blocks += 1;
     }
@@ -47,9 +52,13 @@ fn filled(text: &str, content: &dyn Fn(&str) -> Result<String>) -> Result<String
     Ok(out + rest)
 }
 
-/// What README says of a record.
-fn figures(name: &str) -> Result<String> {
+/// What README says of a record; `None` where there is none.
+fn figures(name: &str) -> Result<Option<String>> {
     let path = root().join(format!("bench/record/{name}.jsonl"));
+    if !path.exists() {
+        println!("{}: not there, so README keeps what it says of it", path.display());
+        return Ok(None);
+    }
     let record = Record::read(&path)?;
     let refuse = |why: &str| Err(format!("{}: {why}", path.display()));
     if record.end.is_none() {
@@ -58,7 +67,7 @@ fn figures(name: &str) -> Result<String> {
     if record.run["key"]["planted_delay_percent"] != 0 {
         return refuse("made with a planted delay");
     }
-    Ok(block(name, &record))
+    Ok(Some(block(name, &record)))
 }
 
 fn block(name: &str, record: &Record) -> String {
@@ -104,14 +113,14 @@ mod tests {
     #[test]
     fn only_what_is_between_the_marks_changes() {
         let text = "# A\n<!-- bench:seed -->\nold\n<!-- /bench -->\nb\n<!-- bench:full --><!-- /bench -->\n";
-        let new = filled(text, &|name| Ok(format!("figures of {name}"))).unwrap();
+        let new = filled(text, &|name| Ok(Some(format!("figures of {name}")))).unwrap();
         assert_eq!(
             new,
             "# A\n<!-- bench:seed -->\nfigures of seed\n<!-- /bench -->\nb\n<!-- bench:full -->\nfigures of \
              full\n<!-- /bench -->\n"
         );
         assert_eq!(
-            filled(&new, &|name| Ok(format!("figures of {name}"))).unwrap(),
+            filled(&new, &|name| Ok(Some(format!("figures of {name}")))).unwrap(),
             new,
             "once more changes nothing"
         );
@@ -119,10 +128,12 @@ mod tests {
 
     #[test]
     fn marks_must_be_there_and_whole() {
-        let none = |_: &str| Ok(String::new());
+        let none = |_: &str| Ok(None);
         assert!(filled("# A\n", &none).unwrap_err().contains("no line"));
         assert!(filled("<!-- bench:a -->\n", &none).unwrap_err().contains("wants <!-- /bench -->"));
-        assert!(filled("<!-- bench:a --><!-- /bench -->", &|_| Err("no record".into())).is_err());
+        assert!(filled("<!-- bench:a --><!-- /bench -->", &|_| Err("interrupted".into())).is_err());
+        let kept = "<!-- bench:a -->\nold\n<!-- /bench -->";
+        assert_eq!(filled(kept, &none).unwrap(), kept, "no record, no change");
     }
 
     #[test]
