@@ -1,6 +1,6 @@
 //! Blocks in place in memory, and asking for memory ahead of its use.
 
-use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use core::arch::x86_64::{_MM_HINT_NTA, _mm_prefetch};
 
 use crate::blocks::{
     BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1,
@@ -60,7 +60,7 @@ pub(super) fn prefetch<B, const N: usize>(at: *const B) {
         // the intrinsic is unsafe in the oldest compiler that we support, safe in later ones
         // SAFETY: a prefetch reads nothing that the program could see and never faults, whatever the address.
         unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(line)
+            _mm_prefetch::<_MM_HINT_NTA>(line)
         };
     }
 }
