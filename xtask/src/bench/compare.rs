@@ -31,8 +31,8 @@ struct Moved {
 /// Compares the records and prints what moved.
 ///
 /// # Errors
-/// When a cell lost more than `threshold` (a share) of its speed, or takes more memory by as much, and by more than both
-/// records' spread; or when a cell that ran in A does not in B.
+/// When a cell, or all together, lost more than `threshold` (a share) of the speed, or a cell takes more memory by as much,
+/// and by more than both records' spread; or when a cell that ran in A does not in B.
 pub fn compare(before: &Path, after: &Path, threshold: f64) -> Result {
     let (a, b) = (Record::read(before)?, Record::read(after)?);
     for (path, record) in [(before, &a), (after, &b)] {
@@ -41,6 +41,7 @@ pub fn compare(before: &Path, after: &Path, threshold: f64) -> Result {
         }
     }
     let (mut found, lost) = moved(&rows(&a), &rows(&b), threshold);
+    found.extend(together(&found, threshold));
     found.sort_by(|a, b| a.gain.total_cmp(&b.gain));
     if found.is_empty() {
         return Err("no cell is in both records".into());
@@ -117,6 +118,22 @@ fn judge(id: &str, what: &'static str, a: Stats, b: Stats, sign: f64, unit: f64,
     Moved { id: id.into(), what, before: a.median / unit, after: b.median / unit, gain, spread, verdict }
 }
 
+/// The speed of all cells as one figure: what slows every cell a little shows here before it shows in any of them.
+fn together(found: &[Moved], threshold: f64) -> Option<Moved> {
+    let speeds: Vec<&Moved> = found.iter().filter(|it| !it.what.starts_with("peak")).collect();
+    let count = speeds.len() as f64;
+    if speeds.len() < 2 {
+        return None;
+    }
+    let mean = |of: &dyn Fn(&Moved) -> f64| speeds.iter().map(|it| of(it)).sum::<f64>() / count;
+    let ratio = mean(&|it| (it.after / it.before).ln()).exp();
+    // Cells are measured independently of each other, so the spread of their mean shrinks with the root of their number.
+    let spread = mean(&|it| it.spread) / count.sqrt();
+    let stats = |median: f64, spread: f64| Stats { median, min: median, max: median, spread };
+    let id = format!("all {} cells", speeds.len());
+    Some(judge(&id, "mean speed", stats(1.0, 0.0), stats(ratio, spread), 1.0, 1.0, threshold))
+}
+
 /// Less is not worth a line, however steady a cell is: peak memory repeats to the page.
 const SEEN: f64 = 0.01;
 
@@ -157,6 +174,23 @@ mod tests {
         let wild =
             |factor: f64| of("warm", &[40.0, 62.0, 50.0, 45.0, 56.0].map(|speed| speed * factor), None);
         assert_eq!(verdict(&wild(1.0), &wild(0.9)), Verdict::Same);
+    }
+
+    #[test]
+    fn a_little_less_everywhere_is_found_in_all_together() {
+        let one = |factor: f64| Moved {
+            id: "a".into(),
+            what: "speed",
+            before: 50.0,
+            after: 50.0 * factor,
+            gain: factor - 1.0,
+            spread: 0.12,
+            verdict: Verdict::Same,
+        };
+        let all = |factors: [f64; 4]| together(&factors.map(one), 0.05).unwrap().verdict;
+        assert_eq!(all([0.9, 0.88, 0.93, 0.89]), Verdict::Regression);
+        assert_eq!(all([1.04, 0.97, 0.95, 1.03]), Verdict::Same);
+        assert!(together(&[one(0.5)], 0.05).is_none(), "one cell speaks for itself");
     }
 
     #[test]
