@@ -76,7 +76,12 @@ pub struct Io {
     pub direct: bool,
     pub bytes_read: u64,
     pub reads: u64,
+    /// Seconds that workers waited for bytes, and that they multiplied, each summed over workers.
     pub wait_s: f64,
+    pub compute_s: f64,
+    /// Seconds that passes took, and bytes read in each of these.
+    pub pass_s: f64,
+    pub read_bytes_s: f64,
     pub streamed_bytes_per_pass: u64,
     pub resident_bytes: u64,
     pub passes: u64,
@@ -111,6 +116,9 @@ pub fn report_parts(report: Report, peak_rss_bytes: u64) -> (Memory, Io, Cpu) {
         bytes_read: report.bytes_read,
         reads: report.reads,
         wait_s: report.wait_s,
+        compute_s: report.compute_s,
+        pass_s: report.pass_s,
+        read_bytes_s: report.bytes_read as f64 / report.pass_s.max(f64::MIN_POSITIVE),
         streamed_bytes_per_pass: report.streamed_bytes_per_pass,
         resident_bytes: report.resident_bytes,
         passes: report.passes,

@@ -60,6 +60,9 @@ fn every_key_of_the_contract_is_there() {
         "/memory/ledger",
         "/seed",
         "/io/wait_s",
+        "/io/compute_s",
+        "/io/pass_s",
+        "/io/read_bytes_s",
         "/io/resident_bytes",
     ] {
         assert!(d.pointer(pointer).is_some(), "{pointer}: {d}");

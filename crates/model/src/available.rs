@@ -19,15 +19,71 @@ const ADDRESSES_PER_THREAD: u64 = 72 << 20;
 
 /// As [`available`], with `/proc` and `/sys` below `root`.
 fn available_under(root: &Path, threads: usize) -> Option<u64> {
-    let proc = root.join("proc");
-    let machine = fs::read_to_string(proc.join("meminfo")).ok().and_then(|m| kib_field(&m, "MemAvailable:"));
-    let read = |name: &str| fs::read_to_string(proc.join("self").join(name)).unwrap_or_default();
-    let groups = hierarchies(&read("mountinfo"), &read("cgroup"));
-    let left = groups.iter().filter_map(|hierarchy| hierarchy.left(root));
+    let left = levels(root).into_iter().filter_map(|level| level.read()).map(|reading| reading.left);
+    let read = |name: &str| fs::read_to_string(root.join("proc/self").join(name)).unwrap_or_default();
     let reserved = (threads as u64).saturating_mul(ADDRESSES_PER_THREAD);
     let addresses =
         addresses_left(&read("limits"), &read("status")).map(|left| left.saturating_sub(reserved));
-    machine.into_iter().chain(left).chain(addresses).min()
+    left.chain(addresses).min()
+}
+
+/// A place where memory may run short: the machine, or a control group that we are in.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// The folder `proc`.
+    Machine(PathBuf),
+    /// The folder of a group, and what its files are called.
+    Group(PathBuf, Files),
+}
+
+/// What a [`Level`] says at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reading {
+    /// All the memory there is, or may be used, in bytes.
+    pub size: u64,
+    /// What could still be taken of it.
+    pub left: u64,
+    /// Microseconds in which somebody there waited for memory, ever; None where the kernel does not count.
+    pub stalled: Option<u64>,
+}
+
+/// The machine, and every group from ours to the root in each hierarchy that counts memory, below `root`. To be found once;
+/// what they say is asked again and again.
+pub(crate) fn levels(root: &Path) -> Vec<Level> {
+    let proc = root.join("proc");
+    let read = |name: &str| fs::read_to_string(proc.join("self").join(name)).unwrap_or_default();
+    let mut levels = Vec::new();
+    for Hierarchy { mount, group, files } in hierarchies(&read("mountinfo"), &read("cgroup")) {
+        let mount = root.join(mount.strip_prefix("/").unwrap_or(&mount));
+        levels.extend(group.ancestors().map(|group| Level::Group(mount.join(group), files)));
+    }
+    levels.push(Level::Machine(proc));
+    levels
+}
+
+impl Level {
+    /// Asks the kernel; None where it says nothing, or there is no limit.
+    pub(crate) fn read(&self) -> Option<Reading> {
+        let (size, left, pressure) = match self {
+            Level::Machine(proc) => {
+                let meminfo = fs::read_to_string(proc.join("meminfo")).ok()?;
+                let left = kib_field(&meminfo, "MemAvailable:")?;
+                (kib_field(&meminfo, "MemTotal:").unwrap_or(left), left, proc.join("pressure/memory"))
+            }
+            Level::Group(folder, files) => {
+                let limit = files.limit(folder)?;
+                (limit, limit.saturating_sub(files.used(folder)), folder.join("memory.pressure"))
+            }
+        };
+        let stalled = fs::read_to_string(pressure).ok().and_then(|text| stalled(&text));
+        Some(Reading { size, left, stalled })
+    }
+}
+
+/// The sum of the line `some avg10=0.00 avg60=0.00 avg300=0.00 total=123`.
+fn stalled(pressure: &str) -> Option<u64> {
+    let some = pressure.lines().find(|line| line.starts_with("some "))?;
+    some.rsplit_once("total=")?.1.trim().parse().ok()
 }
 
 /// Bytes left of the address space that `/proc/self/limits` allows; None when that is unlimited.
@@ -39,23 +95,29 @@ fn addresses_left(limits: &str, status: &str) -> Option<u64> {
 
 /// Names of the files in which a version of control groups says what it says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Files {
-    /// The limit in bytes; `max` for none in version 2, a number near 2^63 in version 1.
-    limit: &'static str,
+pub(crate) struct Files {
+    /// Limits in bytes, of which the smallest counts; `max` for none in version 2, a number near 2^63 in version 1.
+    limits: &'static [&'static str],
     used: &'static str,
     /// Line of `memory.stat` with the page cache that can be dropped, of the group and those below it.
     droppable: &'static str,
 }
 
 const V1: Files = Files {
-    limit: "memory.limit_in_bytes",
+    limits: &["memory.limit_in_bytes"],
     used: "memory.usage_in_bytes",
     droppable: "total_inactive_file ",
 };
-const V2: Files = Files { limit: "memory.max", used: "memory.current", droppable: "inactive_file " };
+const V2: Files = Files {
+    limits: &["memory.max", "memory.high"], // above the second nobody is killed, but everybody is held up
+    used: "memory.current",
+    droppable: "inactive_file ",
+};
+
+/// No machine has as much, so it is version 1's way to say that there is no limit.
+const NO_LIMIT: u64 = 1 << 60;
 
 /// A mounted hierarchy that counts memory, and our place in it.
-#[derive(Debug, PartialEq, Eq)]
 struct Hierarchy {
     mount: PathBuf,
     /// Our group, as a path below `mount`.
@@ -63,26 +125,23 @@ struct Hierarchy {
     files: Files,
 }
 
-impl Hierarchy {
-    /// The least that our group, or one above it, has left.
-    fn left(&self, root: &Path) -> Option<u64> {
-        let groups = self.group.ancestors().map(|group| self.mount.join(group));
-        groups
-            .filter_map(|group| self.files.left(&root.join(group.strip_prefix("/").unwrap_or(&group))))
-            .min()
+impl Files {
+    fn limit(&self, group: &Path) -> Option<u64> {
+        let limits = self.limits.iter().filter_map(|name| number(&group.join(name))); // "max" is no number
+        limits.filter(|&limit| limit < NO_LIMIT).min()
+    }
+
+    /// Bytes used that cannot be dropped.
+    fn used(&self, group: &Path) -> u64 {
+        let used = number(&group.join(self.used)).unwrap_or(0);
+        let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+        let droppable = stat.lines().find_map(|l| l.strip_prefix(self.droppable)?.trim().parse::<u64>().ok());
+        used.saturating_sub(droppable.unwrap_or(0))
     }
 }
 
-impl Files {
-    fn left(&self, group: &Path) -> Option<u64> {
-        let text = |name| fs::read_to_string(group.join(name)).ok();
-        let number = |name| text(name)?.trim().parse::<u64>().ok();
-        let limit = number(self.limit)?; // "max" is no number: no limit
-        let used = number(self.used).unwrap_or(0);
-        let stat = text("memory.stat").unwrap_or_default();
-        let droppable = stat.lines().find_map(|l| l.strip_prefix(self.droppable)?.trim().parse::<u64>().ok());
-        Some(limit.saturating_sub(used.saturating_sub(droppable.unwrap_or(0))))
-    }
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 /// The hierarchies that count memory: at most one of each version on a machine that has both.
@@ -195,6 +254,36 @@ mod tests {
             ("sys/fs/cgroup/unified/other/memory.current", "1000\n"),
         ];
         assert_eq!(left(&files), Some(49000));
+    }
+
+    #[test]
+    fn version_2_slows_down_before_it_refuses() {
+        let files = [
+            ("proc/self/mountinfo", V2_MOUNT),
+            ("proc/self/cgroup", "0::/box\n"),
+            ("sys/fs/cgroup/box/memory.max", "90000\n"),
+            ("sys/fs/cgroup/box/memory.high", "60000\n"),
+            ("sys/fs/cgroup/box/memory.current", "10000\n"),
+        ];
+        assert_eq!(left(&files), Some(50000));
+    }
+
+    #[test]
+    fn levels_say_how_long_somebody_waited() {
+        let some = |total| format!("some avg10=0.12 avg60=0.00 avg300=0.00 total={total}\nfull avg10=0.00 total=3\n");
+        let root = machine(&[
+            ("proc/self/mountinfo", V2_MOUNT),
+            ("proc/self/cgroup", "0::/box\n"),
+            ("proc/pressure/memory", &some(70)),
+            ("sys/fs/cgroup/box/memory.max", "90000\n"),
+            ("sys/fs/cgroup/box/memory.current", "10000\n"),
+            ("sys/fs/cgroup/box/memory.pressure", &some(50)),
+        ]);
+        let read: Vec<_> = levels(root.path()).iter().map(Level::read).collect();
+        let group = Reading { size: 90000, left: 80000, stalled: Some(50) };
+        let whole = Reading { size: 9000 << 10, left: 1000 << 10, stalled: Some(70) };
+        assert_eq!(read, [Some(group), None, Some(whole)], "the root group has no limit");
+        assert_eq!((stalled(""), stalled("some total=x"), stalled("full total=1")), (None, None, None));
     }
 
     #[test]

@@ -10,6 +10,16 @@ use crate::state::State;
 /// measured), a window of chunks, and room for what the estimate does not see.
 const BESIDE: u64 = 32 << 20;
 
+/// Bytes that a session takes beside weights that stay.
+pub fn beside(model: &Model, options: &Options, kv: &KvCache, batch: usize) -> u64 {
+    let logits = model.llama.output.rows * size_of::<f32>();
+    let activations = State::bytes_per_token(&model.llama.config).saturating_mul(batch).saturating_add(logits);
+    (kv.bytes_for(options.context) as u64)
+        .saturating_add(activations as u64)
+        .saturating_add(model.tokenizer.heap_bytes() as u64)
+        .saturating_add(BESIDE)
+}
+
 /// Decides what stays for a session with `kv` and prompt batches of `batch` tokens on a machine that has `left` bytes (None
 /// where it does not say), and says why in `notes`.
 pub fn decide(
@@ -20,7 +30,6 @@ pub fn decide(
     left: Option<u64>,
     notes: &mut Vec<String>,
 ) -> Residency {
-    let config = &model.llama.config;
     let head = model.llama.output.head.weight;
     let bytes = |is_head: bool| -> u64 {
         let of_the_part = model.table.all().filter(|(id, _)| {
@@ -30,12 +39,7 @@ pub fn decide(
         of_the_part.map(|(_, m)| (m.rows * m.row_bytes) as u64).sum()
     };
     let (layers, head) = (bytes(false), bytes(true));
-    let logits = model.llama.output.rows * size_of::<f32>();
-    let activations = State::bytes_per_token(config).saturating_mul(batch).saturating_add(logits);
-    let beside = (kv.bytes_for(options.context) as u64)
-        .saturating_add(activations as u64)
-        .saturating_add(model.tokenizer.heap_bytes() as u64)
-        .saturating_add(BESIDE);
+    let beside = beside(model, options, kv, batch);
     let needs = |r: Residency| {
         let part = |stays, bytes| if stays { bytes } else { 0 };
         beside.saturating_add(part(r.layers, layers)).saturating_add(part(r.head, head))

@@ -1,6 +1,7 @@
 //! A session: one sequence on a model, its cache, its workers, and the stream that its weights come through.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sluice_kernels::{QuantRows, dequantise};
 use sluice_loader::{Backend, Stream};
@@ -13,7 +14,7 @@ use crate::layers::Pass;
 use crate::layers::output::Logits;
 use crate::memory::ProcessMemory;
 use crate::model::Model;
-use crate::options::{DEFAULT_CHUNK_BYTES, Options};
+use crate::options::Options;
 use crate::plan::{Cut, Plan, Residency};
 use crate::residency;
 use crate::sample::NonFinite;
@@ -51,6 +52,10 @@ pub struct Report {
     pub reads: u64,
     /// Seconds that workers waited for bytes, summed over workers.
     pub wait_s: f64,
+    /// Seconds that workers multiplied, summed over workers.
+    pub compute_s: f64,
+    /// Seconds that passes took.
+    pub pass_s: f64,
     /// Bytes that a pass with head streams, without padding.
     pub streamed_bytes_per_pass: u64,
     /// Bytes of weights that stay.
@@ -78,6 +83,7 @@ pub struct Session<'m> {
     digest: Digest,
     memory: ProcessMemory,
     passes: u64,
+    passes_took: Duration,
     notes: Vec<String>,
 }
 
@@ -98,7 +104,7 @@ impl<'m> Session<'m> {
                 depth: None,
                 all_resident: layers && head,
                 workers: settled.workers,
-                ..Default::default()
+                page_cache_room: settled.page_cache_room,
             },
         )?;
         model.check_files()?;
@@ -121,10 +127,10 @@ impl<'m> Session<'m> {
         backend: Arc<dyn Backend>,
         settled: Settled,
     ) -> Result<Self> {
-        let Settled { kv, batch, workers, residency, notes } = settled;
+        let Settled { kv, batch, workers, residency, notes, .. } = settled;
         let team = Arc::new(Team::new(workers)?);
         let cut = Cut {
-            chunk_bytes: options.chunk_bytes.unwrap_or(DEFAULT_CHUNK_BYTES),
+            chunk_bytes: options.chunk_bytes.unwrap_or(backend.chunk_bytes()),
             head_rows: options.head_rows,
             workers: team.workers(),
             chunk_is_band: backend.depth() == 0,
@@ -147,6 +153,7 @@ impl<'m> Session<'m> {
             digest: Digest::default(),
             memory: ProcessMemory::now(),
             passes: 0,
+            passes_took: Duration::ZERO,
             notes,
         })
     }
@@ -248,7 +255,9 @@ impl<'m> Session<'m> {
     }
 
     fn pass(&mut self, tokens: &[u32], kind: PassKind, next: Option<PassKind>, wanted: Logits) -> Result<()> {
+        let began = Instant::now();
         let result = self.pass_on_team(tokens, kind, next, wanted);
+        self.passes_took += began.elapsed();
         if result.is_err() {
             // The first error is the one to tell; if the stream is beyond repair the next pass says so.
             let _ = self.weights.rewind();
@@ -328,6 +337,8 @@ impl<'m> Session<'m> {
             bytes_read: stats.bytes_read,
             reads: stats.reads,
             wait_s: stats.wait_s,
+            compute_s: self.weights.compute_s(),
+            pass_s: self.passes_took.as_secs_f64(),
             streamed_bytes_per_pass: stream.streamed_bytes(0),
             resident_bytes: stream.resident_bytes(),
             passes: self.passes,
@@ -345,6 +356,8 @@ struct Settled {
     batch: usize,
     workers: usize,
     residency: Residency,
+    /// Bytes that the page cache may take beside us.
+    page_cache_room: Option<u64>,
     /// What was decided on the caller's behalf, a line each.
     notes: Vec<String>,
 }
@@ -359,7 +372,10 @@ impl Settled {
             options.prompt_batch.unwrap_or_else(|| tokens_in(ACTIVATION_BYTES).clamp(1, MOST_BATCH));
         let mut notes = Vec::new();
         let workers = options.threads.unwrap_or_else(Team::default_workers);
-        let residency = residency::decide(model, options, &kv, batch, available(workers), &mut notes);
+        let left = available(workers);
+        let residency = residency::decide(model, options, &kv, batch, left, &mut notes);
+        let page_cache_room =
+            left.map(|left| left.saturating_sub(residency::beside(model, options, &kv, batch)));
         if options.prompt_batch.is_none() && residency.layers && residency.head {
             batch = tokens_in(RESIDENT_ACTIVATION_BYTES).clamp(batch, RESIDENT_BATCH.max(batch));
         }
@@ -369,7 +385,7 @@ impl Settled {
             kv.bytes_for(options.context) as f64 / 1e6,
             options.context
         ));
-        Ok(Self { kv, batch, workers, residency, notes })
+        Ok(Self { kv, batch, workers, residency, page_cache_room, notes })
     }
 }
 

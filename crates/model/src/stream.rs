@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use sluice_kernels::{Acts, Isa, QuantRows, matmul};
 use sluice_loader::{ByteRange, Stream};
@@ -42,6 +43,8 @@ pub struct StreamedWeights<'m> {
     team: Arc<Team>,
     isa: Isa,
     cancel: Arc<AtomicBool>,
+    /// Nanoseconds that workers multiplied.
+    computed: AtomicU64,
     /// Passes that the loader knows of and that have not begun, with the position of their first step.
     announced: VecDeque<(PassKind, u64)>,
     /// By kind and group: all of its chunks have been in use once, and stay, so that no loan of theirs has to wait.
@@ -63,7 +66,7 @@ impl<'m> StreamedWeights<'m> {
         let announced = VecDeque::new();
         let settled = plan.passes.iter().map(|pass| vec![false; pass.groups.len()]).collect();
         Self {
-            settled, table, plan, stream, team, isa, cancel, announced, now: (PassKind::WithHead, 0, usize::MAX) }
+            settled, table, plan, stream, team, isa, cancel, computed: AtomicU64::new(0), announced, now: (PassKind::WithHead, 0, usize::MAX) }
     }
 
     /// Begins a pass of `kind`; `next` is the one after it, if it is known that there will be one, so that its
@@ -103,6 +106,11 @@ impl<'m> StreamedWeights<'m> {
     /// Reads bytes outside the schedule: rows of the embedding table.
     pub fn read(&self, range: ByteRange, into: &mut [u8]) -> Result<()> {
         self.stream.read(range, into).map_err(Error::from)
+    }
+
+    /// Seconds that workers multiplied, summed over workers.
+    pub fn compute_s(&self) -> f64 {
+        self.computed.load(Ordering::Relaxed) as f64 / 1e9
     }
 
     /// The loader's side, for statistics.
@@ -178,7 +186,9 @@ impl StreamedWeights<'_> {
         let loan = self.stream.loan(task.position)?;
         let bytes = &loan[task.rows.start * matrix.row_bytes..task.rows.end * matrix.row_bytes];
         let rows = QuantRows::new(matrix.format, matrix.cols, bytes).expect("a band is whole rows");
+        let began = Instant::now();
         matmul(self.isa, rows, x, task.y);
+        self.computed.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
         Ok(())
     }
 }
