@@ -270,7 +270,9 @@ mod tests {
 
     #[test]
     fn levels_say_how_long_somebody_waited() {
-        let some = |total| format!("some avg10=0.12 avg60=0.00 avg300=0.00 total={total}\nfull avg10=0.00 total=3\n");
+        let some = |total| {
+            format!("some avg10=0.12 avg60=0.00 avg300=0.00 total={total}\nfull avg10=0.00 total=3\n")
+        };
         let root = machine(&[
             ("proc/self/mountinfo", V2_MOUNT),
             ("proc/self/cgroup", "0::/box\n"),
