@@ -26,9 +26,11 @@
 pub mod backend;
 mod buffer;
 mod error;
+mod loan;
 #[cfg(not(loom))]
 mod open;
 mod schedule;
+mod state;
 mod stats;
 mod stream;
 mod sync;
@@ -43,11 +45,12 @@ pub use backend::{
 pub use backend::{mmap::Mapped, pread::Pread};
 pub use buffer::Buffer;
 pub use error::{Error, ErrorKind, Result};
+pub use loan::Loan;
 #[cfg(not(loom))]
 pub use open::{Choice, Direct, Opened, Options, open};
 pub use schedule::{Schedule, Step};
 pub use stats::{Stats, Traffic};
-pub use stream::{Loan, Stream};
+pub use stream::Stream;
 
 /// Which file of those that a backend was opened with: its place in the list of paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -10,7 +10,7 @@ pub struct Step {
     pub range: ByteRange,
     /// How many loans are taken in every pass; the step is done when that many have been given back. At least 1.
     pub loans: u32,
-    /// Read once, when first met, and kept for the whole run in a slot of its own.
+    /// Read once, when first met, and kept for the whole run in a slot of its own, unless [`crate::Stream::keep`] says less.
     pub resident: bool,
 }
 
@@ -19,7 +19,12 @@ pub struct Step {
 pub struct Schedule {
     steps: Vec<Step>,
     passes: Vec<Vec<u32>>,
+    needs: Vec<u64>, // by step: resident bytes that must be allowed for it to stay; for streamed ones 2^64 - 1
 }
+
+/// 2^64 divided by the golden ratio. Of the multiples of it, modulo 2^64, those below any bound are spread evenly over their
+/// numbers: the gaps between neighbours have at most three lengths (the three-gap theorem, Sós 1958).
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Schedule {
     /// `passes[kind]` lists indices into `steps`. A step may appear in several kinds, or in none.
@@ -48,7 +53,8 @@ impl Schedule {
                 return wrong(format!("pass kind {kind} has step {index} of {}", steps.len()));
             }
         }
-        Ok(Schedule { steps, passes })
+        let needs = needs(&steps, &passes);
+        Ok(Schedule { steps, passes, needs })
     }
 
     /// All steps, by index.
@@ -71,15 +77,23 @@ impl Schedule {
 
     /// Bytes that stay in memory: the residents that appear in some pass, each once.
     pub fn resident_bytes(&self) -> u64 {
-        let mut met = vec![false; self.steps.len()];
-        let mut bytes = 0;
-        for &index in self.passes.iter().flatten() {
-            let step = &self.steps[index as usize];
-            if step.resident && !std::mem::replace(&mut met[index as usize], true) {
-                bytes += step.range.len as u64;
-            }
-        }
-        bytes
+        // The last one to stay needs all the others too.
+        self.steps
+            .iter()
+            .zip(&self.needs)
+            .filter(|(step, _)| step.resident)
+            .map(|(_, &n)| n)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Whether a step is resident and stays when at most `limit` bytes of residents may. Those that go first leave the others
+    /// spread evenly over the pass, and whatever stays under a limit also stays under a higher one.
+    ///
+    /// # Panics
+    /// When there is no such step.
+    pub fn stays(&self, step: u32, limit: u64) -> bool {
+        self.steps[step as usize].resident && self.needs[step as usize] <= limit
     }
 
     /// Bytes read by every pass of this kind, without padding.
@@ -97,10 +111,36 @@ impl Schedule {
         steps.filter(|step| !step.resident).map(|step| step.range.len).max().unwrap_or(0)
     }
 
+    /// Length in bytes of the longest step, residents included.
+    pub(crate) fn longest(&self) -> usize {
+        let steps = self.passes.iter().flatten().map(|&index| &self.steps[index as usize]);
+        steps.map(|step| step.range.len).max().unwrap_or(0)
+    }
+
     /// Number of steps in the longest kind of pass.
     pub(crate) fn longest_pass(&self) -> usize {
         self.passes.iter().map(Vec::len).max().unwrap_or(0)
     }
+}
+
+/// See [`Schedule::stays`]: residents in the order in which they would be taken, with the bytes up to and with each.
+fn needs(steps: &[Step], passes: &[Vec<u32>]) -> Vec<u64> {
+    let mut met = vec![false; steps.len()];
+    let mut residents: Vec<u32> = Vec::new();
+    for &index in passes.iter().flatten() {
+        if steps[index as usize].resident && !std::mem::replace(&mut met[index as usize], true) {
+            residents.push(index);
+        }
+    }
+    let mut ranked: Vec<(u64, u32)> = (0u64..).map(|i| i.wrapping_mul(GOLDEN)).zip(residents).collect();
+    ranked.sort_unstable();
+    let mut needs: Vec<u64> = steps.iter().map(|step| if step.resident { 0 } else { u64::MAX }).collect();
+    let mut bytes = 0u64;
+    for (_, index) in ranked {
+        bytes = bytes.saturating_add(steps[index as usize].range.len as u64);
+        needs[index as usize] = bytes;
+    }
+    needs
 }
 
 #[cfg(test)]
@@ -119,7 +159,35 @@ mod tests {
         assert_eq!(schedule.resident_bytes(), 50);
         assert_eq!((schedule.streamed_bytes(0), schedule.streamed_bytes(1)), (10, 30));
         assert_eq!(schedule.longest_streamed(), 20, "a step in no pass needs no slot");
+        assert_eq!(schedule.longest(), 50);
         assert_eq!(schedule.longest_pass(), 3);
+    }
+
+    #[test]
+    fn what_stays_under_a_limit_is_spread_evenly_and_grows_with_it() {
+        for count in [1, 2, 7, 100, 1000] {
+            let steps: Vec<Step> = (0..2 * count).map(|i| step(i * 10, 10, i % 2 == 1)).collect();
+            let schedule = Schedule::new(steps, vec![(0..2 * count as u32).collect()]).unwrap();
+            assert_eq!(schedule.resident_bytes(), 10 * count);
+            let stay = |limit| -> Vec<u32> {
+                (0..2 * count as u32).filter(|&step| schedule.stays(step, limit)).collect()
+            };
+            assert_eq!(stay(u64::MAX).len() as u64, count);
+            let mut before = Vec::new();
+            for limit in 0..=10 * count {
+                let now = stay(limit);
+                assert_eq!(now.len() as u64, limit / 10, "filled up to one step");
+                assert!(before.iter().all(|step| now.contains(step)));
+                if limit % 10 == 0 && limit > 0 {
+                    // In any stretch as long as so many gaps on average there are so many, give or take two.
+                    let gap = 2.0 * count as f64 / now.len() as f64;
+                    for (i, &step) in now.iter().enumerate() {
+                        assert!((f64::from(step) / gap - i as f64).abs() < 3.0, "{limit}: {now:?}");
+                    }
+                }
+                before = now;
+            }
+        }
     }
 
     #[test]

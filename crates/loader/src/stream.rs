@@ -9,18 +9,25 @@
 //! loans of a pass are taken by somebody. Then the lowest position that is not done either has been submitted, or nothing
 //! behind it has, so that all slots are free and it is submitted at once; and nobody who owes it a loan waits for a
 //! higher one. `tests/loom.rs` has a model checker try every order.
+//!
+//! A limit on what stays, [`Stream::keep`], changes nothing of that. Whether a step is read into a slot of its own or into
+//! an ordinary one is decided when its position is submitted, in the order of positions. When the limit falls, residents
+//! that no position in the window looks at go at once; positions at the window's end for which nothing was read are taken
+//! out of it again, and submitted anew, in their turn, by whoever lowered the limit or returns a loan before. The others
+//! go with the last loan of the last position that looks at them. So a submitted position stays submitted, or has nothing
+//! submitted behind it.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::ByteRange;
-use crate::backend::{Backend, Failed, Filled, Slot, Ticket};
+use crate::backend::{Backend, Failed, Filled, Slot};
 use crate::error::{Error, ErrorKind, Result};
+use crate::loan::Loan;
 use crate::schedule::{Schedule, Step};
-use crate::stats::{Stats, Traffic};
+use crate::state::{Pass, Place, State};
+use crate::stats::Stats;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
 
 /// A schedule on its way through a backend, shared by workers.
@@ -31,52 +38,14 @@ use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
 /// A worker that cannot go on calls [`Stream::stop`].
 pub struct Stream {
     backend: Arc<dyn Backend>,
-    schedule: Schedule,
+    pub(crate) schedule: Schedule,
     slots: usize,    // streamed chunks in memory, and reads in flight, at most
     capacity: usize, // bytes of the longest streamed step
+    longest: usize,  // bytes of the longest step of all: residents over the limit are streamed too
     slot_bytes: u64,
-    state: Mutex<State>,
+    resident_bytes: u64,
+    pub(crate) state: Mutex<State>,
     changed: Condvar, // a read was submitted or is over, or the stream broke
-}
-
-#[derive(Default)]
-struct State {
-    passes: VecDeque<Pass>,  // announced and not yet done, oldest first
-    base: u64,               // position of the window's first entry: everything before is done
-    window: VecDeque<Entry>, // positions that have been submitted, `base` onwards
-    end: u64,                // first position that nobody has announced
-    free: Vec<Slot>,
-    residents: BTreeMap<u32, Place>, // by step; none until first met
-    unread: VecDeque<(u64, u32)>,    // positions and steps whose ticket nobody waits for yet
-    in_flight: usize,                // submitted, or about to be, and not there yet
-    broken: Option<Error>,           // given to everybody until the stream is rewound
-    traffic: Traffic,
-    waited: Duration,
-    passes_done: u64,
-}
-
-struct Pass {
-    kind: usize,
-    first: u64,
-}
-
-struct Entry {
-    step: u32,
-    granted: u32,
-    returned: u32,
-    place: Place, // of a resident step: `Gone`, its bytes are with the residents
-}
-
-/// Where the bytes of a step are.
-enum Place {
-    /// A worker is handing them to the backend.
-    Submitting,
-    Submitted(Ticket),
-    /// A worker waits on the backend.
-    Awaited,
-    Ready(Arc<Filled>),
-    /// Not here: done, failed, or resident.
-    Gone,
 }
 
 impl Stream {
@@ -90,17 +59,21 @@ impl Stream {
             return Err(Error::new(ErrorKind::Usage, "start a stream").note("0 workers; wanted at least 1"));
         }
         let slots = workers.saturating_add(backend.depth());
-        let capacity = schedule.longest_streamed();
+        let (capacity, longest) = (schedule.longest_streamed(), schedule.longest());
+        let resident_bytes = schedule.resident_bytes();
         let mut stream = Stream {
             backend,
             schedule,
             slots,
             capacity,
+            longest,
             slot_bytes: 0,
+            resident_bytes,
             state: Mutex::default(),
             changed: Condvar::new(),
         };
         stream.rewind()?;
+        stream.slot_bytes = lock(&stream.state).free.iter().map(|slot| slot.capacity() as u64).sum();
         Ok(stream)
     }
 
@@ -145,7 +118,7 @@ impl Stream {
             }
             assert!(position >= state.base, "position {position} is done; the stream is at {}", state.base);
             let step = state.granting(position, &self.schedule);
-            if let Some(Place::Ready(filled)) = step.map(|step| state.place(position, step)) {
+            if let Some(Place::Ready(filled)) = step.and_then(|_| state.place(position)) {
                 let filled = Some(Arc::clone(filled));
                 state.entry(position).granted += 1;
                 if let Some(since) = since {
@@ -155,11 +128,11 @@ impl Stream {
             }
             since.get_or_insert_with(Instant::now);
             // In lazy backends a worker that would only look on while another reads does the next read instead.
-            let own = state.unread.iter().position(|&(unread, _)| unread == position);
+            let own = state.unread.iter().position(|&unread| unread == position);
             let taken = own.or((lazy && !state.unread.is_empty()).then_some(0));
             let taken = taken.and_then(|index| state.unread.remove(index));
             state = match taken {
-                Some((position, step)) => self.fetch(state, position, step),
+                Some(position) => self.fetch(state, position),
                 None => wait(&self.changed, state),
             };
         }
@@ -184,13 +157,46 @@ impl Stream {
     pub fn rewind(&mut self) -> Result<()> {
         self.drain();
         let mut state = lock(&self.state);
-        while state.free.len() < self.slots && self.capacity > 0 {
-            let slot = self.backend.slot(self.capacity)?;
+        state.made = state.free.len();
+        while state.made < self.slots && self.capacity > 0 {
+            let slot = self.make(&mut state, self.capacity)?;
             state.free.push(slot);
         }
         state.broken = None;
-        self.slot_bytes = state.free.iter().map(|slot| slot.capacity() as u64).sum();
         Ok(())
+    }
+
+    /// Lets at most `bytes` of the residents stay in memory from now on, and those spread evenly over the pass
+    /// ([`Schedule::stays`]). The others are given back to the system, at once unless a position on its way needs them, and
+    /// streamed through ordinary slots, which may be made longer for it. When the limit rises again they are kept again as
+    /// they are met. May be called at any time, from any thread; what is lent stays as it is.
+    pub fn keep(&self, bytes: u64) {
+        let mut state = lock(&self.state);
+        if state.limit == bytes {
+            return;
+        }
+        state.limit = bytes;
+        let given = state.give_back_all(&self.schedule);
+        let (fit, long) =
+            std::mem::take(&mut state.free).into_iter().partition(|slot| !self.too_long(&state, slot));
+        state.free = fit;
+        state.made -= Vec::len(&long);
+        drop(self.submit(state));
+        // Unmapping takes a while: without the lock, and after those who wait for what was taken off the window's end.
+        drop::<Vec<Slot>>(long);
+        for filled in given {
+            drop(self.call(|backend| backend.release(filled)));
+        }
+    }
+
+    /// What [`Stream::keep`] was last told; 2^64 - 1 before that.
+    pub fn limit(&self) -> u64 {
+        lock(&self.state).limit
+    }
+
+    /// Bytes of residents that are in memory now, or on their way.
+    pub fn kept_bytes(&self) -> u64 {
+        lock(&self.state).kept()
     }
 
     /// Breaks the stream from outside, so that workers who wait for loans get `error` instead: a worker failed at
@@ -225,14 +231,15 @@ impl Stream {
         format!("{} slots={}x{}", self.backend.describe(), self.slots, self.capacity)
     }
 
-    /// Bytes of memory of all slots for streamed steps, alignment included; 0 for backends that map the file.
+    /// Bytes of memory of all slots for streamed steps, alignment included; 0 for backends that map the file. Slots that
+    /// [`Stream::keep`] makes longer for a while are counted as they were.
     pub fn slot_bytes(&self) -> u64 {
         self.slot_bytes
     }
 
-    /// Bytes that stay for the whole run.
+    /// Bytes that stay for the whole run, unless [`Stream::keep`] says less.
     pub fn resident_bytes(&self) -> u64 {
-        self.schedule.resident_bytes()
+        self.resident_bytes
     }
 
     /// Bytes that every pass of this kind reads, without padding.
@@ -244,32 +251,28 @@ impl Stream {
     }
 
     /// Waits on the backend for a position that was taken from the unread ones, without the lock.
-    fn fetch<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        position: u64,
-        step: u32,
-    ) -> MutexGuard<'a, State> {
-        if let Place::Submitted(ticket) = std::mem::replace(state.place(position, step), Place::Awaited) {
+    fn fetch<'a>(&'a self, mut state: MutexGuard<'a, State>, position: u64) -> MutexGuard<'a, State> {
+        let place = state.place(position).map(|place| std::mem::replace(place, Place::Awaited));
+        if let Some(Place::Submitted(ticket)) = place {
             drop(state);
             let outcome = self.call(|backend| backend.wait(ticket));
             state = lock(&self.state);
-            self.land(&mut state, position, step, outcome);
+            self.land(&mut state, position, outcome);
         }
         self.submit(state)
     }
 
     /// Submits positions in order while there are slots, without the lock: a submission may copy a whole chunk that is in
     /// the page cache, and meanwhile the others go on.
-    fn submit<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    pub(crate) fn submit<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         loop {
             match self.next(&mut state) {
-                Ok(Some((position, step, slot, range))) => {
+                Ok(Some((position, slot, range))) => {
                     drop(state);
                     let ticket = self.call(|backend| backend.submit(slot, range));
                     state = lock(&self.state);
-                    *state.place(position, step) = Place::Submitted(ticket);
-                    state.unread.push_back((position, step));
+                    *state.place(position).expect("nobody else finishes it") = Place::Submitted(ticket);
+                    state.unread.push_back(position);
                     self.changed.notify_all();
                 }
                 Ok(None) => return state,
@@ -282,65 +285,94 @@ impl Stream {
     }
 
     /// The next position to submit, entered into the window; `None` when there is nothing to do or no room.
-    fn next(&self, state: &mut State) -> Result<Option<(u64, u32, Slot, ByteRange)>> {
+    fn next(&self, state: &mut State) -> Result<Option<(u64, Slot, ByteRange)>> {
         loop {
-            let position = state.base + state.window.len() as u64;
             // Residents that are there need no slot, so only this bounds the window. One pass ahead is as far as bytes of
             // this pass can lie.
             let room = state.window.len() < self.schedule.longest_pass();
-            if position == state.end || !room || state.broken.is_some() {
+            let Some((position, step)) = state.next(&self.schedule) else {
                 return Ok(None);
-            }
-            let step = state.step_at(position, &self.schedule);
-            let Step { range, resident, .. } = self.schedule.steps()[step as usize];
-            let met = resident && state.residents.contains_key(&step);
-            let slot = if met {
-                None
-            } else if state.in_flight >= self.slots {
-                return Ok(None);
-            } else if resident {
-                Some(self.backend.slot(range.len)?)
-            } else {
-                match state.free.pop() {
-                    Some(slot) => Some(slot),
-                    None => return Ok(None),
-                }
             };
-            let place = if resident { Place::Gone } else { Place::Submitting };
-            state.window.push_back(Entry { step, granted: 0, returned: 0, place });
-            if let Some(slot) = slot {
-                if resident {
-                    state.residents.insert(step, Place::Submitting);
-                }
-                state.in_flight += 1;
-                return Ok(Some((position, step, slot, range)));
+            if !room || state.broken.is_some() {
+                return Ok(None);
             }
-            // A waiter may have come before this position was in the window.
-            self.changed.notify_all();
+            let Step { range, .. } = self.schedule.steps()[step as usize];
+            let stays = self.schedule.stays(step, state.limit);
+            if stays && state.enter_resident(step) {
+                // A waiter may have come before this position was in the window.
+                self.changed.notify_all();
+                continue;
+            }
+            if state.in_flight >= self.slots {
+                return Ok(None);
+            }
+            let slot = if stays {
+                let slot = self.backend.slot(range.len)?;
+                state.admit(step, &self.schedule);
+                slot
+            } else {
+                let Some(slot) = self.free_slot(state, range.len)? else {
+                    return Ok(None);
+                };
+                state.enter(step, Place::Submitting);
+                slot
+            };
+            state.in_flight += 1;
+            return Ok(Some((position, slot, range)));
+        }
+    }
+
+    /// A free slot for a streamed step of `len` bytes; `None` while all are in use. Steps longer than any that is streamed
+    /// for good come when residents are over the limit: only then slots are made that long, one after the other.
+    fn free_slot(&self, state: &mut State, len: usize) -> Result<Option<Slot>> {
+        let ordinary = len <= self.capacity;
+        match state.free.pop() {
+            Some(slot) if ordinary || slot.capacity() >= state.long => return Ok(Some(slot)),
+            Some(_) => state.made -= 1, // too short
+            None if state.made >= self.slots => return Ok(None),
+            None => {}
+        }
+        self.make(state, if ordinary { self.capacity } else { self.longest }).map(Some)
+    }
+
+    fn make(&self, state: &mut State, capacity: usize) -> Result<Slot> {
+        let slot = self.backend.slot(capacity)?;
+        state.made += 1;
+        if capacity == self.longest {
+            state.long = slot.capacity();
+        }
+        Ok(slot)
+    }
+
+    /// Whether a slot was made for residents over the limit, and there are none any more.
+    fn too_long(&self, state: &State, slot: &Slot) -> bool {
+        self.longest > self.capacity && slot.capacity() >= state.long && state.limit >= self.resident_bytes
+    }
+
+    /// Takes back a slot that served a streamed step.
+    pub(crate) fn put_back(&self, state: &mut State, slot: Slot) {
+        if self.too_long(state, &slot) {
+            state.made -= 1;
+        } else {
+            state.free.push(slot);
         }
     }
 
     /// Books the outcome of the read of `position` and wakes everybody who waits for it.
-    fn land(
-        &self,
-        state: &mut State,
-        position: u64,
-        step: u32,
-        outcome: std::result::Result<Filled, Failed>,
-    ) {
+    fn land(&self, state: &mut State, position: u64, outcome: std::result::Result<Filled, Failed>) {
         state.in_flight -= 1;
         match outcome {
             Ok(filled) => {
                 state.traffic += filled.traffic();
-                *state.place(position, step) = Place::Ready(Arc::new(filled));
+                *state.place(position).expect("nobody else finishes it") = Place::Ready(Arc::new(filled));
                 self.changed.notify_all();
             }
             Err(Failed { error, slot }) => {
-                *state.place(position, step) = Place::Gone;
-                if self.schedule.steps()[step as usize].resident {
-                    state.residents.remove(&step); // its slot goes too: a rewound stream makes a new one
-                } else {
-                    state.free.extend(slot);
+                // A resident's slot goes too: a rewound stream makes a new one.
+                if state.fail(position, &self.schedule)
+                    && let Some(slot) = slot
+                {
+                    self.put_back(state, slot);
                 }
                 self.break_off(state, error);
             }
@@ -349,13 +381,13 @@ impl Stream {
 
     /// Calls the backend, without the lock. Should it panic, the stream breaks: nobody would finish this read, and the
     /// others would wait for it for ever.
-    fn call<R>(&self, call: impl FnOnce(&dyn Backend) -> R) -> R {
+    pub(crate) fn call<R>(&self, call: impl FnOnce(&dyn Backend) -> R) -> R {
         let _unwinding = Unwinding(self);
         call(&*self.backend)
     }
 
     /// The first error stays: later ones are mostly its consequences.
-    fn break_off(&self, state: &mut State, error: Error) {
+    pub(crate) fn break_off(&self, state: &mut State, error: Error) {
         state.broken.get_or_insert(error);
         self.changed.notify_all();
     }
@@ -363,60 +395,27 @@ impl Stream {
     /// Empties the window and the order; every slot that is not lost is free afterwards. Needs every worker gone.
     fn drain(&mut self) {
         let mut state = lock(&self.state);
-        for entry in std::mem::take(&mut state.window) {
-            let slot = match entry.place {
+        let (window, unready) = state.forget(&self.schedule);
+        for place in window {
+            let slot = match place {
                 Place::Submitted(ticket) => self.backend.cancel(ticket),
                 // Not the only owner: a leaked loan still points there, so this slot is lost.
                 Place::Ready(filled) => {
                     Arc::try_unwrap(filled).ok().map(|filled| self.backend.release(filled))
                 }
-                Place::Submitting | Place::Awaited | Place::Gone => None,
+                _ => None,
             };
-            state.free.extend(slot);
-        }
-        for (step, place) in std::mem::take(&mut state.residents) {
-            match place {
-                Place::Submitted(ticket) => drop(self.backend.cancel(ticket)),
-                Place::Ready(_) => drop(state.residents.insert(step, place)),
-                Place::Submitting | Place::Awaited | Place::Gone => {}
+            if let Some(slot) = slot {
+                self.put_back(&mut state, slot);
             }
         }
-        state.passes.clear();
-        state.base = state.end;
-        state.in_flight = 0;
-        state.unread.clear();
-    }
-}
-
-impl State {
-    /// The step at an announced position that is not done.
-    fn step_at(&self, position: u64, schedule: &Schedule) -> u32 {
-        let pass = self
-            .passes
-            .iter()
-            .rfind(|pass| pass.first <= position)
-            .expect("announced passes cover the window");
-        schedule.pass(pass.kind)[(position - pass.first) as usize]
-    }
-
-    fn entry(&mut self, position: u64) -> &mut Entry {
-        &mut self.window[(position - self.base) as usize]
-    }
-
-    /// The step of a position in the window that is about to be lent; `None` before it is submitted.
-    fn granting(&self, position: u64, schedule: &Schedule) -> Option<u32> {
-        let entry = self.window.get((position - self.base) as usize)?;
-        let loans = schedule.steps()[entry.step as usize].loans;
-        assert!(entry.granted < loans, "position {position} has {loans} loans and one more was asked for");
-        Some(entry.step)
-    }
-
-    /// Where the bytes of a position in the window are.
-    fn place(&mut self, position: u64, step: u32) -> &mut Place {
-        // A resident's place is shared by all positions of its step, those of later passes included.
-        match self.residents.get_mut(&step) {
-            Some(place) => place,
-            None => &mut self.window[(position - self.base) as usize].place,
+        for place in unready {
+            if let Place::Submitted(ticket) = place {
+                drop(self.backend.cancel(ticket));
+            }
+        }
+        for filled in state.give_back_all(&self.schedule) {
+            drop(self.backend.release(filled));
         }
     }
 }
@@ -434,57 +433,6 @@ impl Drop for Stream {
     }
 }
 
-/// The bytes of a step, borrowed by a worker. Dropping the last one of a position gives its slot to the next.
-pub struct Loan<'a> {
-    stream: &'a Stream,
-    position: u64,
-    filled: Option<Arc<Filled>>, // some until dropped
-}
-
-impl Loan<'_> {
-    /// The position these bytes were borrowed for.
-    pub fn position(&self) -> u64 {
-        self.position
-    }
-}
-
-impl Deref for Loan<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        self.filled.as_deref().map_or(&[], |filled| filled)
-    }
-}
-
-impl Drop for Loan<'_> {
-    fn drop(&mut self) {
-        let stream = self.stream;
-        let mut state = lock(&stream.state);
-        // Under the lock, so that whoever finds the step done also finds the bytes its own.
-        self.filled = None;
-        if std::thread::panicking() {
-            stream.break_off(&mut state, panicked());
-        }
-        let entry = state.entry(self.position);
-        entry.returned += 1;
-        if entry.returned < stream.schedule.steps()[entry.step as usize].loans {
-            return;
-        }
-        let place = std::mem::replace(&mut entry.place, Place::Gone);
-        state.retire(&stream.schedule);
-        if let Place::Ready(filled) = place {
-            // Shared only when a loan was leaked; then its slot is lost rather than read and written at once.
-            if let Ok(filled) = Arc::try_unwrap(filled) {
-                drop(state);
-                let slot = stream.call(|backend| backend.release(filled));
-                state = lock(&stream.state);
-                state.free.push(slot);
-            }
-        }
-        drop(stream.submit(state));
-    }
-}
-
 /// Breaks the stream when it goes out of scope in a panic.
 struct Unwinding<'a>(&'a Stream);
 
@@ -496,26 +444,6 @@ impl Drop for Unwinding<'_> {
     }
 }
 
-fn panicked() -> Error {
+pub(crate) fn panicked() -> Error {
     Error::new(ErrorKind::Stopped, "go on with the pass").note("a worker panicked")
-}
-
-impl State {
-    /// Moves the window past everything that is done.
-    fn retire(&mut self, schedule: &Schedule) {
-        while let Some(entry) = self.window.front() {
-            if entry.returned < schedule.steps()[entry.step as usize].loans {
-                break;
-            }
-            self.window.pop_front();
-            self.base += 1;
-        }
-        while let Some(pass) = self.passes.front() {
-            if pass.first + schedule.pass(pass.kind).len() as u64 > self.base {
-                break;
-            }
-            self.passes.pop_front();
-            self.passes_done += 1;
-        }
-    }
 }

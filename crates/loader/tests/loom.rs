@@ -60,6 +60,19 @@ fn dealt(
     residents: &'static [u32],
     kinds: &'static [usize],
 ) {
+    limited(depth, workers, count, loans, residents, kinds, &[]);
+}
+
+/// As [`dealt`], while one more thread lets so many residents stay, one limit after the other.
+fn limited(
+    depth: usize,
+    workers: usize,
+    count: u32,
+    loans: u32,
+    residents: &'static [u32],
+    kinds: &'static [usize],
+    limits: &'static [u64],
+) {
     check(move || {
         let (memory, stream) = stream(depth, workers, count, loans, residents);
         let mut order: Vec<u32> = Vec::new();
@@ -82,14 +95,55 @@ fn dealt(
             }
         };
         let others: Vec<_> = (1..workers).map(|_| thread::spawn(work.clone())).collect();
+        let limiter = (!limits.is_empty()).then(|| {
+            let stream = stream.clone();
+            thread::spawn(move || limits.iter().for_each(|limit| stream.keep(limit * LEN as u64)))
+        });
         work();
-        for other in others {
+        for other in others.into_iter().chain(limiter) {
             other.join().unwrap();
         }
         assert_eq!(stream.stats().passes, kinds.len() as u64);
+        let made = memory.slots_made() as usize;
         let streamed = if residents.len() < count as usize { workers + depth } else { 0 };
-        assert_eq!(memory.slots_made() as usize, streamed + residents.len(), "none was lost");
+        match limits.last() {
+            None => assert_eq!(made, streamed + residents.len(), "none was lost"),
+            Some(limit) => {
+                assert!(stream.kept_bytes() <= limit * LEN as u64, "nothing is over the limit at the end");
+                // With every limit the slots for streamed steps and those of residents may be made anew.
+                let most = (1 + limits.len()) * (workers + depth + residents.len());
+                assert!(made <= most, "{made} slots");
+            }
+        }
     });
+}
+
+/// The limit falls while the worker holds a resident, reads another, or has not come to it.
+#[test]
+fn one_worker_loses_its_residents() {
+    limited(0, 1, 2, 1, &[0, 1], &[0, 0], &[0]);
+    limited(1, 1, 3, 1, &[0, 2], &[0, 0], &[1]);
+}
+
+#[test]
+fn two_workers_lose_their_residents() {
+    limited(0, 2, 2, 1, &[0, 1], &[0, 0], &[0]);
+}
+
+#[test]
+fn two_workers_lose_a_resident_among_streamed_steps() {
+    limited(0, 2, 3, 1, &[1], &[0, 0], &[0]);
+}
+
+#[test]
+fn two_workers_share_what_they_lose() {
+    limited(0, 2, 1, 2, &[0], &[0, 0], &[0]);
+}
+
+#[test]
+fn residents_come_back() {
+    limited(0, 1, 2, 1, &[0, 1], &[0, 0], &[0, 2]);
+    limited(1, 1, 2, 1, &[1], &[0, 0], &[0, 1]);
 }
 
 #[test]
