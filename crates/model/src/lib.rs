@@ -41,6 +41,7 @@ mod memory;
 mod model;
 mod options;
 pub mod plan;
+mod pressure;
 mod residency;
 mod sample;
 mod session;

@@ -140,7 +140,9 @@ impl<'m> Session<'m> {
         let plan = Plan::new(&llama.record(model.isa)?, &model.table, head, &cut, residency);
         let stream = Stream::new(backend, plan.schedule(&model.table)?, team.workers())?;
         let cancel = Arc::clone(&options.cancel);
-        let weights = StreamedWeights::new(&model.table, plan, stream, Arc::clone(&team), model.isa, cancel);
+        let mut weights =
+            StreamedWeights::new(&model.table, plan, stream, Arc::clone(&team), model.isa, cancel);
+        weights.watch_memory();
         Ok(Self {
             model,
             weights,

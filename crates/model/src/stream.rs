@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
 use sluice_kernels::{Acts, Isa, QuantRows, matmul};
@@ -11,6 +11,7 @@ use sluice_loader::{ByteRange, Stream};
 
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Plan};
+use crate::pressure::Monitor;
 use crate::team::Team;
 use crate::weights::{Table, WeightId, Weights};
 
@@ -39,7 +40,8 @@ impl PassKind {
 pub struct StreamedWeights<'m> {
     table: &'m Table,
     plan: Plan,
-    stream: Stream,
+    monitor: Option<Monitor>, // before the stream, so that it is gone when that goes
+    stream: Arc<RwLock<Stream>>, // written to be rewound, read for everything else
     team: Arc<Team>,
     isa: Isa,
     cancel: Arc<AtomicBool>,
@@ -65,8 +67,16 @@ impl<'m> StreamedWeights<'m> {
     ) -> Self {
         let announced = VecDeque::new();
         let settled = plan.passes.iter().map(|pass| vec![false; pass.groups.len()]).collect();
-        Self {
-            settled, table, plan, stream, team, isa, cancel, computed: AtomicU64::new(0), announced, now: (PassKind::WithHead, 0, usize::MAX) }
+        let stream = Arc::new(RwLock::new(stream));
+        let now = (PassKind::WithHead, 0, usize::MAX);
+        let computed = AtomicU64::new(0);
+        Self { settled, table, plan, monitor: None, stream, team, isa, cancel, computed, announced, now }
+    }
+
+    /// From now on gives chunks back when memory gets short, and keeps them again when there is room. Does nothing where none
+    /// stay, where those that do are mapped, and where the kernel does not say how short memory is.
+    pub fn watch_memory(&mut self) {
+        self.monitor = Monitor::start(&self.stream);
     }
 
     /// Begins a pass of `kind`; `next` is the one after it, if it is known that there will be one, so that its
@@ -90,7 +100,7 @@ impl<'m> StreamedWeights<'m> {
     }
 
     fn announce(&mut self, kind: PassKind) {
-        let start = self.stream.announce(kind.index());
+        let start = self.stream().announce(kind.index());
         self.announced.push_back((kind, start));
     }
 
@@ -100,12 +110,13 @@ impl<'m> StreamedWeights<'m> {
     /// When the loader cannot get its slots back in order.
     pub fn rewind(&mut self) -> Result<()> {
         self.announced.clear();
-        self.stream.rewind().map_err(Error::from)
+        let mut stream = self.stream.write().unwrap_or_else(PoisonError::into_inner);
+        stream.rewind().map_err(Error::from)
     }
 
     /// Reads bytes outside the schedule: rows of the embedding table.
     pub fn read(&self, range: ByteRange, into: &mut [u8]) -> Result<()> {
-        self.stream.read(range, into).map_err(Error::from)
+        self.stream().read(range, into).map_err(Error::from)
     }
 
     /// Seconds that workers multiplied, summed over workers.
@@ -114,8 +125,8 @@ impl<'m> StreamedWeights<'m> {
     }
 
     /// The loader's side, for statistics.
-    pub fn stream(&self) -> &Stream {
-        &self.stream
+    pub fn stream(&self) -> RwLockReadGuard<'_, Stream> {
+        self.stream.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -146,8 +157,17 @@ impl Weights for StreamedWeights<'_> {
             .steps
             .clone()
             .map(|step| (start + step as u64, &self.plan.chunks[pass.steps[step] as usize]));
+        // Once for the whole group; only a rewind would wait for it, and that is ours to call.
+        let reading = self.stream.read().unwrap_or_else(PoisonError::into_inner);
+        let stream: &Stream = &reading;
+        if stream.limit() < stream.resident_bytes() {
+            // Who knows which are here.
+            self.settled.iter_mut().for_each(|groups| groups.fill(false));
+        }
         // Chunks that may have to be read are taken in their order, whoever takes them; those that are here for certain
-        // are shared out beforehand, neighbours to the same worker.
+        // are shared out beforehand, neighbours to the same worker. Should memory get short in mid-group and chunks have
+        // to be read after all, this is slow for once, and nobody waits for ever: the lowest chunk that is not done is
+        // awaited by who has it, or heads the share of a worker who waits for none.
         let shares = if self.settled[kind.index()][index] { self.team.workers() } else { 1 };
         let resident = planned.resident;
         let tasks = Mutex::new(Shares::new(tasks(chunks, group, ys, x.tokens()), shares));
@@ -160,7 +180,7 @@ impl Weights for StreamedWeights<'_> {
                 let Some(task) = task else { break };
                 let outcome = match this.cancel.load(Ordering::Relaxed) {
                     true => Err(Error::Interrupted),
-                    false => this.run(task, x),
+                    false => this.run(stream, task, x),
                 };
                 if let Err(e) = outcome {
                     lock(&failure).get_or_insert(e);
@@ -181,9 +201,9 @@ impl Weights for StreamedWeights<'_> {
 
 impl StreamedWeights<'_> {
     /// Borrows the chunk that holds the band and multiplies the band's rows.
-    fn run(&self, task: Task<'_>, x: &Acts) -> Result<()> {
+    fn run(&self, stream: &Stream, task: Task<'_>, x: &Acts) -> Result<()> {
         let matrix = self.table.get(task.weight);
-        let loan = self.stream.loan(task.position)?;
+        let loan = stream.loan(task.position)?;
         let bytes = &loan[task.rows.start * matrix.row_bytes..task.rows.end * matrix.row_bytes];
         let rows = QuantRows::new(matrix.format, matrix.cols, bytes).expect("a band is whole rows");
         let began = Instant::now();
