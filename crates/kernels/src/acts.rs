@@ -129,6 +129,16 @@ impl Acts {
         }
     }
 
+    /// Bytes of memory that the values and their forms have taken.
+    pub fn heap_bytes(&self) -> usize {
+        fn form<Sum>(form: &Form<Sum>) -> usize {
+            form.q.capacity()
+                + form.scales.capacity() * size_of::<f32>()
+                + form.sums.capacity() * size_of::<Sum>()
+        }
+        self.values.capacity() * size_of::<f32>() + form(&self.per_32) + form(&self.per_256)
+    }
+
     /// The activations as they were filled in, (tokens, cols).
     pub fn values(&self) -> &[f32] {
         &self.values

@@ -72,6 +72,33 @@ fn where_tiles_switch() {
     }
 }
 
+/// From 16 blocks on, one token is multiplied with four rows side by side, four blocks of each at a time.
+#[test]
+fn long_rows_on_every_level() {
+    let mut rng = Pcg::new(11);
+    for format in Format::ALL {
+        for blocks in 15..=21 {
+            let cols = blocks * 256;
+            let bytes = rows_of(&mut rng, format, 9, cols);
+            let w = QuantRows::new(format, cols, &bytes).unwrap();
+            let x = acts(&mut rng, 2, cols, Isa::scalar(), format);
+            let wanted = product(Isa::scalar(), w, &x);
+            for isa in Isa::available() {
+                for tokens in 1..=2 {
+                    let x = acts_of(&x.values()[..tokens * cols], cols, isa, format);
+                    for rows in 1..=9 {
+                        let got = product(isa, w.slice(0..rows), &x);
+                        assert!(
+                            got == part(&wanted, 2, rows, tokens),
+                            "{format}, {rows} × {cols}, {tokens} tokens, {isa}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn tokens_and_rows_do_not_matter() {
     let mut rng = Pcg::new(2);

@@ -16,7 +16,7 @@ mod tiles_32;
 use core::arch::x86_64::{_mm512_add_ps, _mm512_setzero_ps};
 use core::ops::Range;
 
-use self::lanes::{TILE, load_singles, store_singles, transpose_tile};
+use self::lanes::{QUAD, TILE, load_singles, store_singles, transpose_tile};
 use crate::acts::Acts;
 use crate::blocks::{
     BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1,
@@ -98,6 +98,13 @@ fn per_256<B: rows_256::Rows + tiles_256::Unpack>(w: QuantRows<'_>, x: &Acts, y:
     let (tokens, blocks) = (x.tokens(), x.cols() / 256);
     if tokens > 1 {
         return tiles::matmul::<tiles_256::Per256<B>>(w, x, y);
+    }
+    if blocks >= rows_256::LONG {
+        for (w, y) in blocks_of::<B>(w).chunks(QUAD * blocks).zip(y.chunks_mut(QUAD)) {
+            let results = rows_256::long_rows(w, blocks, x.per_256());
+            y.copy_from_slice(&results[..y.len()]);
+        }
+        return;
     }
     for (w, y) in blocks_of::<B>(w).chunks(TILE * blocks).zip(y.chunks_mut(TILE)) {
         let results = rows_256::rows(w, blocks, x.per_256());
