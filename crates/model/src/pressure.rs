@@ -16,7 +16,8 @@ use sluice_loader::Stream;
 
 use crate::available::{Level, Reading, levels};
 
-/// Time between two looks. A neighbour that takes 500 MB/s comes by 25 MB in between.
+/// Time between two looks. A neighbour that takes 500 MB/s comes by 25 MB in between. A look takes 150 µs where groups are
+/// nested three deep: 3 ms of CPU in a second.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Stack of the thread that looks: it holds a few paths and numbers, and a read that it hands to a backend.
