@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use sluice_model::{BackendChoice, DEFAULT_HEAD_ROWS, Direct, KvFormat, Options, Placement, SamplerOptions};
+use sluice_model::{
+    BackendChoice, Budget, DEFAULT_HEAD_ROWS, Direct, KvFormat, Options, Placement, SamplerOptions,
+};
 
 /// Shown after the help of `sluice`: what a newcomer types first.
 const EXAMPLES: &str = "\
@@ -138,6 +140,10 @@ pub struct Session {
     /// Worker threads [default: what the machine gives this process]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
     pub threads: Option<usize>,
+    /// Most memory for the whole process: a size such as 300M or 300MiB; auto for what is available; min for the least that
+    /// works
+    #[arg(long, value_name = "SIZE|auto|min", default_value = "auto", allow_negative_numbers = true, value_parser = budget)]
+    pub ram_budget: Budget,
     /// How weights are read
     #[arg(long, value_enum, default_value_t)]
     pub backend: Backend,
@@ -174,6 +180,7 @@ impl Session {
             threads: self.threads,
             backend: self.backend.into(),
             direct: self.direct.into(),
+            budget: self.ram_budget,
             chunk_bytes: self.chunk_bytes,
             layers: self.layers.into(),
             head: if self.stream_lm_head { Placement::Stream } else { self.lm_head.into() },
@@ -367,6 +374,17 @@ pub struct Batch(pub Option<usize>);
 
 fn batch(text: &str) -> Result<Batch, String> {
     if text == "auto" { Ok(Batch(None)) } else { at_least_one(text).map(|n| Batch(Some(n))) }
+}
+
+fn budget(text: &str) -> Result<Budget, String> {
+    match text {
+        "auto" => Ok(Budget::Auto),
+        "min" => Ok(Budget::Min),
+        _ => match size(text) {
+            Ok(bytes) => Ok(Budget::Bytes(bytes as u64)),
+            Err(why) => Err(format!("{why}, auto or min")),
+        },
+    }
 }
 
 fn whole<N: FromStr>(text: &str) -> Result<N, String> {

@@ -22,7 +22,7 @@ pub fn run(args: &args::Bench, started: Instant) -> Result<ExitCode, Failure> {
     let positions = args.prompt_tokens.saturating_add(args.gen_tokens - 1);
     let context = open::context(&model, &args.session, positions, 0, &what)?;
     let options = Options { cancel: Arc::clone(&cancel), ..args.session.options(context) };
-    let mut session = Session::open(&model, &options)?;
+    let mut session = open::session(&model, &options, false)?;
     let load_s = started.elapsed().as_secs_f64();
 
     let vocabulary = model.tokenizer().vocab_size();

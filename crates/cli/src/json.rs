@@ -1,7 +1,9 @@
 //! The JSON documents: their keys are a contract with scripts.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
-use sluice_model::Report;
+use sluice_model::{Ledger, Report};
 
 /// The document of a command that failed.
 #[derive(Serialize)]
@@ -55,12 +57,12 @@ pub struct Timings {
 
 #[derive(Serialize)]
 pub struct Memory {
-    /// Ceiling asked for; null when none was.
+    /// Ceiling that was kept to; null when none was set and the system does not say what there is.
     pub budget_bytes: Option<u64>,
-    /// Null while no budget is planned.
-    pub predicted_bytes: Option<u64>,
-    /// What memory is for, item by item. Null while no budget is planned: there are no items yet.
-    pub ledger: Option<()>,
+    /// The ledger's sum, fixed before the first weight is read.
+    pub predicted_bytes: u64,
+    /// What memory is for, item by item, in bytes.
+    pub ledger: BTreeMap<String, u64>,
     /// VmHWM.
     pub peak_rss_bytes: u64,
     /// Largest RssAnon and RssFile at the end of load and of each pass.
@@ -99,12 +101,17 @@ pub struct ModelInfo {
     pub file_bytes: u64,
 }
 
+/// The items of a ledger under their names.
+pub fn ledger(ledger: &Ledger) -> BTreeMap<String, u64> {
+    ledger.items().map(|(name, bytes)| (format!("{name}_bytes"), bytes)).collect()
+}
+
 /// The parts of [`RunDocument`] that a session's report fills.
 pub fn report_parts(report: Report, peak_rss_bytes: u64) -> (Memory, Io, Cpu) {
     let memory = Memory {
-        budget_bytes: None,
-        predicted_bytes: None,
-        ledger: None,
+        budget_bytes: report.budget,
+        predicted_bytes: report.ledger.total(),
+        ledger: ledger(&report.ledger),
         peak_rss_bytes,
         anon_bytes: report.memory.anon,
         file_bytes: report.memory.file,

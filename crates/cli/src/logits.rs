@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use serde::Serialize;
-use sluice_model::{Options, Session};
+use sluice_model::Options;
 
 use crate::io::{Failure, print, print_json};
 use crate::{args, interrupt, open};
@@ -28,7 +28,7 @@ pub fn run(args: &args::Logits) -> Result<ExitCode, Failure> {
     let model = open::model(&args.model, &args.session)?;
     let context = open::context(&model, &args.session, args.ids.len(), 0, "the --ids")?;
     let options = Options { cancel, ..args.session.options(context) };
-    let mut session = Session::open(&model, &options)?;
+    let mut session = open::session(&model, &options, false)?;
     let mut positions = Vec::with_capacity(args.ids.len());
     let mut nll = 0.0;
     session.feed_each(&args.ids, |position, row| {

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use sluice_model::{Error, Model};
+use sluice_model::{Error, Model, Options, Session as Opened};
 
 use crate::args::{Backend, DirectArg, Session};
 use crate::io::note;
@@ -37,6 +37,16 @@ pub fn model(path: &Path, flags: &Session) -> Result<Model, Error> {
         ));
     }
     Ok(model)
+}
+
+/// Opens a session, and says what was decided on the user's behalf: all of it, or what must be known.
+///
+/// # Errors
+/// As [`Opened::open`].
+pub fn session<'m>(model: &'m Model, options: &Options, verbose: bool) -> Result<Opened<'m>, Error> {
+    let session = Opened::open(model, options)?;
+    session.notes().iter().filter(|line| verbose || line.starts_with("note: ")).for_each(|line| note(line));
+    Ok(session)
 }
 
 /// Positions in the context: `--ctx`, or `tokens` and `more` as far as the model goes.

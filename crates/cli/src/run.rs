@@ -6,8 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use sluice_model::{
-    Error, GenerateOptions, Model, Options, Outcome, ProcessMemory, Report, Sampler, Session, StopReason,
-    generate,
+    Error, GenerateOptions, Model, Options, Outcome, ProcessMemory, Report, Sampler, StopReason, generate,
 };
 
 use crate::io::{self, Failure, note, print, print_json};
@@ -25,10 +24,7 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
     let prompt = encode(&model, &args.session, text)?;
     let context = open::context(&model, &args.session, prompt.len(), args.n, "the prompt")?;
     let options = Options { cancel, ..args.session.options(context) };
-    let mut session = Session::open(&model, &options)?;
-    if args.verbose {
-        session.notes().iter().for_each(|n| note(n));
-    }
+    let mut session = open::session(&model, &options, args.verbose)?;
     let idle = args.sampling.without_effect();
     if !idle.is_empty() {
         let verb = if idle.len() == 1 { "has" } else { "have" };
@@ -74,7 +70,11 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
     let ttft_s = outcome.first_token.map(|t| (t - started).as_secs_f64());
     let report = session.report();
     let peak = ProcessMemory::now().peak;
-    let mut told = if args.verbose { traffic(&report).to_vec() } else { Vec::new() };
+    let mut told = Vec::new();
+    if args.verbose {
+        told.extend(traffic(&report));
+        told.push(memory(&report, &session.measured(), peak));
+    }
     told.push(summary(&outcome, prompt.len(), ttft_s, peak));
     let code = if outcome.stop_reason == StopReason::Interrupted { interrupt::EXIT_CODE } else { 0 };
     if args.json {
@@ -148,6 +148,27 @@ fn traffic(report: &Report) -> [String; 2] {
         report.compute_s
     );
     [read, how]
+}
+
+/// What was predicted beside what was measured, item by item where it can be; the others count as
+/// predicted, and what no item explains is what is left.
+fn memory(report: &Report, measured: &[(&'static str, u64)], peak: u64) -> String {
+    let mb = |bytes: u64| bytes as f64 / 1e6;
+    let mut explained = 0;
+    let mut items = Vec::new();
+    for (name, predicted) in report.ledger.items() {
+        let found = measured.iter().find(|(item, _)| *item == name).map(|(_, bytes)| *bytes);
+        explained += found.unwrap_or(predicted);
+        items.extend(found.map(|found| format!("{name} {:.1}/{:.1}", mb(predicted), mb(found))));
+    }
+    let predicted = report.ledger.total();
+    format!(
+        "memory, predicted/measured in MB: {}; in all {:.1}/{:.1}, unexplained {:.1}",
+        items.join(", "),
+        mb(predicted),
+        mb(peak),
+        mb(peak.saturating_sub(explained))
+    )
 }
 
 /// One line: why it ended, how fast it was, what memory it took. Widths are fixed, so that lines of several runs

@@ -14,6 +14,11 @@ pub fn available(threads: usize) -> Option<u64> {
     available_under(Path::new("/"), threads)
 }
 
+/// Bytes of memory that this machine has; None where the system does not say.
+pub fn total_memory() -> Option<u64> {
+    kib_field(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
+}
+
 /// Addresses that the C library reserves for a thread: 64 MiB for its part of the heap, and a stack.
 const ADDRESSES_PER_THREAD: u64 = 72 << 20;
 

@@ -84,6 +84,10 @@ pub enum Error {
         value: f32,
     },
 
+    /// A budget that cannot be kept: the least that works, what for, and what would lower it.
+    #[error("{0}")]
+    Budget(String),
+
     /// The machine refused something: a thread, a file of the kernel's.
     #[error("{}: {source}", escape(what.as_bytes()))]
     Machine {

@@ -79,6 +79,17 @@ impl Llama {
         Ok((Self { config, embedding, layers, output, freqs }, table, warnings))
     }
 
+    /// Bytes of the vectors that are kept.
+    pub fn heap_bytes(&self) -> usize {
+        let linear = |linear: &Linear| linear.bias.as_ref().map_or(0, Vec::len);
+        let layer = |Layer { attention: a, ffn: f }: &Layer| {
+            let biases = [&a.q, &a.k, &a.v, &a.out, &f.gate, &f.up, &f.down];
+            a.norm.len() + f.norm.len() + biases.into_iter().map(linear).sum::<usize>()
+        };
+        let values = self.layers.iter().map(layer).sum::<usize>() + self.output.norm.len();
+        (values + linear(&self.output.head)) * size_of::<f32>()
+    }
+
     /// The groups of matrices that each kind of pass asks for, in the order of [`PassKind::ALL`]: the pass run
     /// once over a recorder, with no tokens.
     pub fn record(&self, isa: Isa) -> Result<[Vec<Vec<WeightId>>; 2]> {

@@ -13,6 +13,9 @@ use crate::error::{Error, Result};
 /// uses, and long enough that a page is worth a loop.
 pub const PAGE: usize = POSITIONS;
 
+/// Bytes in which the system counts memory.
+const SYSTEM_PAGE: usize = 4096;
+
 /// How keys and values are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvFormat {
@@ -103,6 +106,20 @@ impl KvCache {
             .iter()
             .map(|layer| layer.page_bytes().saturating_mul(pages))
             .fold(0, usize::saturating_add)
+    }
+
+    /// Bytes of memory that are touched when `positions` positions are used: of the last page of each head only the rows
+    /// that are, in whole pages of the system's.
+    pub fn touched_by(&self, positions: usize) -> u64 {
+        let whole = positions / PAGE * PAGE;
+        let rest = positions - whole;
+        let part = |layer: &LayerKv| -> usize {
+            // A page more, as rows need not begin where a page does.
+            let rows =
+                |bytes: usize| ((rest * bytes).next_multiple_of(SYSTEM_PAGE) + SYSTEM_PAGE).min(PAGE * bytes);
+            if rest == 0 { 0 } else { layer.kv_heads * (rows(layer.key_bytes) + rows(layer.value_bytes)) }
+        };
+        (self.bytes_for(whole) as u64).saturating_add(self.layers.iter().map(part).sum::<usize>() as u64)
     }
 
     /// The part of one layer.
@@ -257,6 +274,9 @@ mod tests {
         assert_eq!(cache.bytes_for(0), 0);
         assert_eq!(cache.bytes_for(1), PAGE * 6 * 96 * 2);
         assert_eq!(cache.bytes_for(PAGE + 1), 2 * PAGE * 6 * 96 * 2);
+        assert_eq!(cache.touched_by(PAGE), cache.bytes_for(PAGE) as u64);
+        assert_eq!(cache.touched_by(2 * PAGE + 1), (2 * cache.bytes_for(PAGE) + PAGE * 6 * 96 * 2) as u64);
+        assert_eq!(cache.touched_by(usize::MAX), u64::MAX);
         assert_eq!(cache.bytes_for(usize::MAX), usize::MAX, "no number is too large for a note");
         let Err(error) = KvCache::new(&config(48, 48, &[2]), KvFormat::Q8_0) else {
             panic!("48 is no whole block")

@@ -30,6 +30,7 @@
 #![deny(unsafe_code)]
 
 mod available;
+mod budget;
 pub mod config;
 mod digest;
 mod error;
@@ -42,7 +43,6 @@ mod model;
 mod options;
 pub mod plan;
 mod pressure;
-mod residency;
 mod sample;
 mod session;
 mod state;
@@ -53,12 +53,15 @@ mod team;
 pub mod tokenizer;
 pub mod weights;
 
+pub use budget::Ledger;
 pub use error::{Error, Result};
 pub use generate::{GenerateOptions, Outcome, StopReason, generate};
 pub use kv::KvFormat;
 pub use memory::ProcessMemory;
 pub use model::{Model, StreamSummary, open_tokenizer, supported_formats};
-pub use options::{BackendChoice, DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS, Direct, Options, Placement};
+pub use options::{
+    BackendChoice, Budget, DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS, Direct, Options, Placement,
+};
 pub use sample::{Sampler, SamplerOptions};
 pub use session::{Report, Session};
 /// The header reader, for callers that look at a file without running it.

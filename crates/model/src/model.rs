@@ -10,7 +10,7 @@ use sluice_kernels::{Format, Isa};
 
 use crate::error::{Error, Result};
 use crate::forward::Llama;
-use crate::plan::{Chunk, Cut, Plan, Residency};
+use crate::plan::{Chunk, Cut, Plan};
 use crate::team::Team;
 use crate::tokenizer::Tokenizer;
 use crate::weights::Table;
@@ -208,7 +208,7 @@ impl StreamSummary {
         let workers = Team::default_workers();
         let plan = |chunk_is_band| {
             let cut = Cut { chunk_bytes, head_rows, workers, chunk_is_band };
-            Plan::new(&passes, &table, head, &cut, Residency { layers: false, head: false })
+            Plan::new(&passes, &table, head, &cut)
         };
         let (eager, lazy) = (plan(false), plan(true));
         let length = |c: &Chunk| c.rows.len() * table.get(c.weight).row_bytes;

@@ -27,6 +27,18 @@ pub enum Placement {
     Stream,
 }
 
+/// Most memory for the whole process, as the kernel counts it (VmHWM).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Budget {
+    /// What is available: all weights stay if they fit, else as many as leave the machine well.
+    #[default]
+    Auto,
+    /// The least that works for any prompt that fits the context.
+    Min,
+    /// So many bytes.
+    Bytes(u64),
+}
+
 /// Memory, reading, and threads of a session. Nothing but `kv` changes a bit of the result.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -38,8 +50,10 @@ pub struct Options {
     pub backend: BackendChoice,
     /// Past the page cache or through it.
     pub direct: Direct,
-    /// Most bytes in a chunk; None for [`DEFAULT_CHUNK_BYTES`].
+    /// Most bytes in a chunk; None for what suits the backend and the budget.
     pub chunk_bytes: Option<usize>,
+    /// Most memory for the process.
+    pub budget: Budget,
     /// The layers' matrices.
     pub layers: Placement,
     /// The output projection.
@@ -63,6 +77,7 @@ impl Options {
             backend: BackendChoice::Auto,
             direct: Direct::Auto,
             chunk_bytes: None,
+            budget: Budget::Auto,
             layers: Placement::Auto,
             head: Placement::Auto,
             head_rows: DEFAULT_HEAD_ROWS,

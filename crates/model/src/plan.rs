@@ -61,15 +61,6 @@ pub struct Cut {
     pub chunk_is_band: bool,
 }
 
-/// Which matrices stay in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Residency {
-    /// Matrices of the layers stay.
-    pub layers: bool,
-    /// The output projection stays.
-    pub head: bool,
-}
-
 /// One chunk of a matrix, one step of a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
@@ -119,14 +110,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Cuts the groups of each kind of pass (as recorded) into chunks. `head` is the output projection.
-    pub fn new(
-        passes: &[Vec<Vec<WeightId>>],
-        table: &Table,
-        head: WeightId,
-        cut: &Cut,
-        residency: Residency,
-    ) -> Self {
+    /// Cuts the groups of each kind of pass (as recorded) into chunks, all of them streamed. `head` is the output projection.
+    pub fn new(passes: &[Vec<Vec<WeightId>>], table: &Table, head: WeightId, cut: &Cut) -> Self {
         let mut plan = Self { chunks: Vec::new(), passes: Vec::new(), resident: Vec::new() };
         let mut cut_before: HashMap<WeightId, Range<u32>> = HashMap::new();
         for groups in passes {
@@ -137,14 +122,13 @@ impl Plan {
                 let band_bytes =
                     (bytes / (cut.workers * BANDS_PER_WORKER)).clamp(SMALLEST_BAND, LARGEST_BAND);
                 for &weight in weights {
-                    let chunks = cut_before.entry(weight).or_insert_with(|| {
-                        plan.add_chunks(weight, table, weight == head, band_bytes, cut, residency)
-                    });
+                    let chunks = cut_before
+                        .entry(weight)
+                        .or_insert_with(|| plan.add_chunks(weight, table, weight == head, band_bytes, cut));
                     pass.steps.extend(chunks.clone());
                 }
                 let steps = start..pass.steps.len();
-                let resident = pass.steps[steps.clone()].iter().all(|chunk| plan.resident[*chunk as usize]);
-                pass.groups.push(Group { weights: weights.clone(), steps, resident });
+                pass.groups.push(Group { weights: weights.clone(), steps, resident: false });
             }
             plan.passes.push(pass);
         }
@@ -158,7 +142,6 @@ impl Plan {
         is_head: bool,
         band_bytes: usize,
         cut: &Cut,
-        residency: Residency,
     ) -> Range<u32> {
         let matrix = table.get(weight);
         let mut chunk_bytes = cut.chunk_bytes;
@@ -174,9 +157,23 @@ impl Plan {
         for start in (0..matrix.rows).step_by(rows) {
             let rows = start..(start + rows).min(matrix.rows);
             self.chunks.push(Chunk { weight, rows, band_rows });
-            self.resident.push(if is_head { residency.head } else { residency.layers });
+            self.resident.push(false);
         }
         first..self.chunks.len() as u32
+    }
+
+    /// Says of every chunk whether it stays in memory.
+    ///
+    /// # Panics
+    /// When `stays` is of another length than the chunks.
+    pub fn keep(&mut self, stays: &[bool]) {
+        assert_eq!(stays.len(), self.chunks.len(), "a word for every chunk");
+        self.resident = stays.to_vec();
+        for pass in &mut self.passes {
+            for group in &mut pass.groups {
+                group.resident = pass.steps[group.steps.clone()].iter().all(|chunk| stays[*chunk as usize]);
+            }
+        }
     }
 
     /// The loader's view: byte ranges and how often each is borrowed.
@@ -226,8 +223,6 @@ mod tests {
         (0..count as u32).map(WeightId).collect()
     }
 
-    const STREAMED: Residency = Residency { layers: false, head: false };
-
     proptest! {
         /// Chunks cover every row once and in order, bands cover every chunk, and limits are kept.
         #[test]
@@ -243,7 +238,7 @@ mod tests {
             let head = *all.last().expect("at least one matrix");
             let cut = Cut { chunk_bytes, head_rows, workers, chunk_is_band };
             let groups: Vec<Vec<WeightId>> = all.chunks(2).map(<[_]>::to_vec).collect();
-            let plan = Plan::new(std::slice::from_ref(&groups), &table, head, &cut, STREAMED);
+            let plan = Plan::new(std::slice::from_ref(&groups), &table, head, &cut);
             let pass = &plan.passes[0];
             let mut step = 0;
             for (group, weights) in pass.groups.iter().zip(&groups) {
@@ -283,13 +278,15 @@ mod tests {
         let table = table(&[500, 300]);
         let [layer, head] = [WeightId(0), WeightId(1)];
         let cut = Cut { chunk_bytes: 20_000, head_rows: 1024, workers: 2, chunk_is_band: false };
-        let residency = Residency { layers: true, head: false };
-        let plan =
-            Plan::new(&[vec![vec![layer], vec![head]], vec![vec![layer]]], &table, head, &cut, residency);
+        let mut plan = Plan::new(&[vec![vec![layer], vec![head]], vec![vec![layer]]], &table, head, &cut);
+        let stays: Vec<bool> = plan.chunks.iter().map(|chunk| chunk.weight == layer).collect();
+        plan.keep(&stays);
         let [with_head, without] = &plan.passes[..] else { panic!("two kinds") };
         assert_eq!(with_head.steps[..without.steps.len()], without.steps[..]);
         let schedule = plan.schedule(&table).expect("a valid schedule");
         assert_eq!(schedule.resident_bytes(), 500 * 144);
         assert_eq!((schedule.streamed_bytes(0), schedule.streamed_bytes(1)), (300 * 144, 0));
+        let resident = |pass: usize| plan.passes[pass].groups.iter().map(|g| g.resident).collect::<Vec<_>>();
+        assert_eq!((resident(0), resident(1)), (vec![true, false], vec![true]));
     }
 }

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use sluice_kernels::{QuantRows, dequantise};
 use sluice_loader::{Backend, Stream};
 
-use crate::available::available;
+use crate::budget::Ledger;
+use crate::budget::settle::{Settled, settle};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
@@ -15,27 +16,10 @@ use crate::layers::output::Logits;
 use crate::memory::ProcessMemory;
 use crate::model::Model;
 use crate::options::Options;
-use crate::plan::{Cut, Plan, Residency};
-use crate::residency;
 use crate::sample::NonFinite;
 use crate::state::{State, sized};
 use crate::stream::{PassKind, StreamedWeights};
 use crate::team::Team;
-
-/// Activations of a prompt batch, when its size is left to us: small beside any model, and enough tokens that
-/// reading the weights is shared by many.
-const ACTIVATION_BYTES: usize = 8 << 20;
-
-/// Largest batch chosen by us: beyond it the weights' reading is shared by so many tokens that nothing is gained.
-const MOST_BATCH: usize = 512;
-
-/// The same where all weights stay: small beside them, and as many tokens as the widest kernel unpacks a weight for once (264)
-/// take 30 MB on a model of 1.1 billion weights, 66 MB on one of 8 billion. Against 66 tokens that is a fifth more speed, and
-/// longer batches gain nothing further.
-const RESIDENT_ACTIVATION_BYTES: usize = 64 << 20;
-
-/// Largest batch chosen by us where all weights stay.
-const RESIDENT_BATCH: usize = 264;
 
 /// What a session did with files and memory so far.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -62,6 +46,10 @@ pub struct Report {
     pub resident_bytes: u64,
     /// Passes begun.
     pub passes: u64,
+    /// Ceiling that the plan kept to; None when nobody set one and the system does not say what there is.
+    pub budget: Option<u64>,
+    /// What memory was predicted to be for, before the first weight was read.
+    pub ledger: Ledger,
     /// Most anonymous and most file-backed memory seen at the end of load and of each pass.
     pub memory: ProcessMemory,
     /// CPU level.
@@ -84,6 +72,8 @@ pub struct Session<'m> {
     memory: ProcessMemory,
     passes: u64,
     passes_took: Duration,
+    budget: Option<u64>,
+    ledger: Ledger,
     notes: Vec<String>,
 }
 
@@ -91,53 +81,24 @@ impl<'m> Session<'m> {
     /// Opens a session; nothing of the weights is read yet.
     ///
     /// # Errors
-    /// When options contradict each other or the model, when the backend asked for is not to be had, or when the model's
-    /// files are no longer those whose headers were read.
+    /// When options contradict each other or the model, when the backend asked for is not to be had, when the budget cannot
+    /// be kept, or when the model's files are no longer those whose headers were read.
     pub fn open(model: &'m Model, options: &Options) -> Result<Self> {
-        let mut settled = Settled::new(model, options)?;
-        let Residency { layers, head } = settled.residency;
-        let opened = sluice_loader::open(
-            &model.paths,
-            &sluice_loader::Options {
-                backend: options.backend,
-                direct: options.direct,
-                depth: None,
-                all_resident: layers && head,
-                workers: settled.workers,
-                page_cache_room: settled.page_cache_room,
-            },
-        )?;
-        model.check_files()?;
-        settled.notes.extend(opened.notes);
-        Self::start(model, options, opened.backend, settled)
+        Self::start(model, options, settle(model, options, None)?)
     }
 
     /// As [`Session::open`], with weights from a backend of the caller's, which must hold the model's files in order.
     /// The options' own backend and direct are not looked at.
     ///
     /// # Errors
-    /// When options contradict each other or the model.
+    /// When options contradict each other or the model, or the budget cannot be kept.
     pub fn with_backend(model: &'m Model, options: &Options, backend: Arc<dyn Backend>) -> Result<Self> {
-        Self::start(model, options, backend, Settled::new(model, options)?)
+        Self::start(model, options, settle(model, options, Some(backend))?)
     }
 
-    fn start(
-        model: &'m Model,
-        options: &Options,
-        backend: Arc<dyn Backend>,
-        settled: Settled,
-    ) -> Result<Self> {
-        let Settled { kv, batch, workers, residency, notes, .. } = settled;
+    fn start(model: &'m Model, options: &Options, settled: Settled) -> Result<Self> {
+        let Settled { backend, kv, batch, workers, plan, ledger, budget, notes } = settled;
         let team = Arc::new(Team::new(workers)?);
-        let cut = Cut {
-            chunk_bytes: options.chunk_bytes.unwrap_or(backend.chunk_bytes()),
-            head_rows: options.head_rows,
-            workers: team.workers(),
-            chunk_is_band: backend.depth() == 0,
-        };
-        let llama = &model.llama;
-        let head = llama.output.head.weight;
-        let plan = Plan::new(&llama.record(model.isa)?, &model.table, head, &cut, residency);
         let stream = Stream::new(backend, plan.schedule(&model.table)?, team.workers())?;
         let cancel = Arc::clone(&options.cancel);
         let mut weights =
@@ -156,6 +117,8 @@ impl<'m> Session<'m> {
             memory: ProcessMemory::now(),
             passes: 0,
             passes_took: Duration::ZERO,
+            budget,
+            ledger,
             notes,
         })
     }
@@ -222,8 +185,10 @@ impl<'m> Session<'m> {
     pub fn feed_each(&mut self, tokens: &[u32], mut visit: impl FnMut(usize, &[f32])) -> Result<()> {
         self.check(tokens)?;
         let rows = self.model.llama.output.rows;
-        // All logits of a batch lie in memory twice (turned and not): no more than the activations may take.
-        let most = (ACTIVATION_BYTES / (2 * size_of::<f32>() * rows)).clamp(1, self.batch);
+        // All logits of a batch lie in memory twice (turned and not): with them no more than the activations of a whole
+        // batch, which the ledger allows for.
+        let per_token = State::bytes_per_token(&self.model.llama.config);
+        let most = (self.batch * per_token / (per_token + 2 * size_of::<f32>() * rows)).clamp(1, self.batch);
         let batches = tokens.chunks(most).count();
         for (i, batch) in tokens.chunks(most).enumerate() {
             let next = (i + 1 < batches).then_some(PassKind::WithHead);
@@ -328,6 +293,21 @@ impl<'m> Session<'m> {
         Error::NonFinite { path: self.model.path().to_owned(), position, id: found.id, value: found.value }
     }
 
+    /// What the ledger's items came to, by name and in bytes, as far as they can be measured: what was allocated, and for
+    /// mapped weights what the kernel counts.
+    pub fn measured(&self) -> Vec<(&'static str, u64)> {
+        let stream = self.weights.stream();
+        let resident = stream.kept_bytes();
+        vec![
+            ("tokenizer", self.model.tokenizer.heap_bytes() as u64),
+            ("kv", self.kv.touched_by(self.position)),
+            ("activations", self.state.heap_bytes() as u64),
+            ("logits", (self.state.logits.capacity() * size_of::<f32>()) as u64),
+            ("window", stream.slot_bytes()),
+            ("resident", resident),
+        ]
+    }
+
     /// What was read and used so far.
     pub fn report(&self) -> Report {
         let stream = self.weights.stream();
@@ -344,73 +324,11 @@ impl<'m> Session<'m> {
             streamed_bytes_per_pass: stream.streamed_bytes(0),
             resident_bytes: stream.resident_bytes(),
             passes: self.passes,
+            budget: self.budget,
+            ledger: self.ledger,
             memory: self.memory,
             isa: self.model.isa.name(),
             threads: self.team.workers(),
         }
     }
-}
-
-/// What is decided before a backend is opened.
-struct Settled {
-    kv: KvCache,
-    /// Tokens of a prompt that go through the model together.
-    batch: usize,
-    workers: usize,
-    residency: Residency,
-    /// Bytes that the page cache may take beside us.
-    page_cache_room: Option<u64>,
-    /// What was decided on the caller's behalf, a line each.
-    notes: Vec<String>,
-}
-
-impl Settled {
-    fn new(model: &Model, options: &Options) -> Result<Self> {
-        check_options(model, options)?;
-        let config = &model.llama.config;
-        let kv = KvCache::new(config, options.kv)?;
-        let tokens_in = |bytes: usize| bytes / State::bytes_per_token(config);
-        let mut batch =
-            options.prompt_batch.unwrap_or_else(|| tokens_in(ACTIVATION_BYTES).clamp(1, MOST_BATCH));
-        let mut notes = Vec::new();
-        let workers = options.threads.unwrap_or_else(Team::default_workers);
-        let left = available(workers);
-        let residency = residency::decide(model, options, &kv, batch, left, &mut notes);
-        let page_cache_room =
-            left.map(|left| left.saturating_sub(residency::beside(model, options, &kv, batch)));
-        if options.prompt_batch.is_none() && residency.layers && residency.head {
-            batch = tokens_in(RESIDENT_ACTIVATION_BYTES).clamp(batch, RESIDENT_BATCH.max(batch));
-        }
-        notes.push(format!(
-            "keys and values in {}: {:.1} MB when all {} positions are used",
-            options.kv.name(),
-            kv.bytes_for(options.context) as f64 / 1e6,
-            options.context
-        ));
-        Ok(Self { kv, batch, workers, residency, page_cache_room, notes })
-    }
-}
-
-/// Refuses options that contradict the model or make no sense, naming the flag.
-fn check_options(model: &Model, options: &Options) -> Result<()> {
-    let longest = model.longest_context();
-    if options.context > longest {
-        return Err(Error::Context {
-            context: longest,
-            wanted: options.context,
-            longest,
-            detail: "the context asked for".into(),
-        });
-    }
-    for (value, flag) in [
-        (Some(options.head_rows), "--lm-head-rows"),
-        (options.chunk_bytes, "--chunk-bytes"),
-        (options.prompt_batch, "--prompt-batch"),
-        (options.threads, "--threads"),
-    ] {
-        if value == Some(0) {
-            return Err(Error::Usage(format!("{flag} 0: wanted at least 1")));
-        }
-    }
-    Ok(())
 }

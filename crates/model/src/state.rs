@@ -42,6 +42,13 @@ impl State {
         }
     }
 
+    /// Bytes of all buffers but the logits.
+    pub fn heap_bytes(&self) -> usize {
+        let buffers = [&self.x, &self.cos, &self.sin, &self.q, &self.k, &self.v];
+        let buffers = buffers.into_iter().chain(&self.y).map(Vec::capacity).sum::<usize>();
+        buffers * size_of::<f32>() + self.acts.heap_bytes()
+    }
+
     /// Bytes that one token of a batch takes in these buffers, for choosing a batch that fits.
     pub fn bytes_per_token(config: &Config) -> usize {
         let kv_heads = config.kv_heads.iter().max().copied().unwrap_or(0);

@@ -283,7 +283,7 @@ mod tests {
     use sluice_loader::{Faults, Memory};
 
     use super::*;
-    use crate::plan::{Cut, Residency};
+    use crate::plan::Cut;
     use crate::weights::Matrix;
 
     /// Far longer than any case takes: only a pass that is stuck gets here.
@@ -295,7 +295,8 @@ mod tests {
         /// Per group its width in blocks of 32, and for each matrix its rows and file; the last group is the head.
         groups: Vec<(usize, Vec<(usize, u16)>)>,
         cut: Cut,
-        residency: Residency,
+        /// Of every four chunks those whose bit is set stay.
+        stays: u8,
         /// Reads ahead; 0 for lazy.
         depth: usize,
         tokens: usize,
@@ -322,15 +323,14 @@ mod tests {
     fn cases() -> impl Strategy<Value = Case> {
         let group = |count| (1..3usize, prop::collection::vec((1..70usize, 0..2u16), count));
         let groups = (prop::collection::vec(group(1..4), 1..4), group(1..2));
-        let cut = (1..4000usize, 1..40usize, 1..4usize, any::<bool>(), any::<bool>());
+        let cut = (1..4000usize, 1..40usize, 1..4usize, any::<bool>());
         let passes = prop::collection::vec((any::<bool>(), any::<Option<bool>>()), 1..6);
-        (groups, cut, any::<bool>(), 0..4usize, 0..4usize, passes).prop_map(
-            |((mut groups, head), cut, keep_head, depth, tokens, passes)| {
+        (groups, cut, 0..16u8, 0..4usize, 0..4usize, passes).prop_map(
+            |((mut groups, head), cut, stays, depth, tokens, passes)| {
                 groups.push(head);
-                let (chunk_bytes, head_rows, workers, chunk_is_band, keep_layers) = cut;
+                let (chunk_bytes, head_rows, workers, chunk_is_band) = cut;
                 let cut = Cut { chunk_bytes, head_rows, workers, chunk_is_band };
-                let residency = Residency { layers: keep_layers, head: keep_head };
-                Case { groups, cut, residency, depth, tokens, passes }
+                Case { groups, cut, stays, depth, tokens, passes }
             },
         )
     }
@@ -379,7 +379,9 @@ mod tests {
             let all = &self.groups;
             let recorded = [all.clone(), all[..all.len() - 1].to_vec()];
             let head = all[all.len() - 1][0];
-            let plan = Plan::new(&recorded, &self.table, head, &case.cut, case.residency);
+            let mut plan = Plan::new(&recorded, &self.table, head, &case.cut);
+            let stays: Vec<bool> = (0..plan.chunks.len()).map(|i| case.stays >> (i % 4) & 1 == 1).collect();
+            plan.keep(&stays);
             let schedule = plan.schedule(&self.table).expect("a valid schedule");
             let stream = Stream::new(memory, schedule, case.cut.workers).expect("slots");
             let team = Arc::new(Team::new(case.cut.workers).expect("threads"));
@@ -494,7 +496,7 @@ mod tests {
             let case = Case {
                 groups: vec![(1, matrices(64)), (2, matrices(40)), (1, vec![(64, 0)])],
                 cut: Cut { chunk_bytes: 300, head_rows: 8, workers, chunk_is_band },
-                residency: Residency { layers: false, head: false },
+                stays: 0,
                 depth,
                 tokens: 2,
                 passes: Vec::new(),

@@ -45,8 +45,11 @@ impl Attention {
         let s = &mut *pass.state;
         let widths = [heads * config.key_len, kv_heads * config.key_len, kv_heads * config.value_len];
         let [yq, yk, yv] = &mut s.y;
-        let (yq, yk, yv) =
-            (scratch(yq, widths[0] * tokens), scratch(yk, widths[1] * tokens), scratch(yv, widths[2] * tokens));
+        let (yq, yk, yv) = (
+            scratch(yq, widths[0] * tokens),
+            scratch(yk, widths[1] * tokens),
+            scratch(yv, widths[2] * tokens),
+        );
         let group = [self.q.weight, self.k.weight, self.v.weight];
         pass.weights.matmul(&group, &mut s.acts, &mut [&mut *yq, &mut *yk, &mut *yv])?;
         let pairs = config.rope.dim / 2;
@@ -110,6 +113,14 @@ struct Attend<'a> {
 /// Rows of scores that a task keeps, a query head of a token each: enough that decoding a page of the cache is small beside
 /// its use, and at 4096 positions still only half a megabyte per worker.
 const SCORE_ROWS: usize = 32;
+
+/// Bytes that a worker's buffers take at most when `context` positions are seen.
+pub fn scores_bytes(config: &Config, context: usize) -> usize {
+    let kv_heads = config.kv_heads.iter().min().copied().unwrap_or(1).max(1);
+    let rows = SCORE_ROWS.max(config.heads / kv_heads);
+    let pages = PAGE * (config.key_len.max(config.value_len) + config.key_len);
+    context.saturating_mul(rows).saturating_add(pages).saturating_mul(size_of::<f32>())
+}
 
 /// Buffers of one worker.
 #[derive(Default)]

@@ -1,0 +1,357 @@
+//! What is decided before a session begins: how weights reach memory, which of them stay, and what all of it takes.
+
+use std::sync::Arc;
+
+use sluice_loader::{Backend, ErrorKind};
+
+use super::{Ceiling, Form, Ledger, Needs, Order, Outline, Piece, mb, plan};
+use crate::available::{available, total_memory};
+use crate::error::{Error, Result};
+use crate::kv::KvCache;
+use crate::layers::attention::scores_bytes;
+use crate::memory::ProcessMemory;
+use crate::model::Model;
+use crate::options::{BackendChoice, Budget, Options, Placement};
+use crate::plan::{Cut, Plan};
+use crate::state::State;
+use crate::team::Team;
+use crate::weights::WeightId;
+
+/// Bytes in a chunk at the least, where a budget is small and the length is left to us: half of what is copied best, at nine
+/// tenths of the speed (33.3 against 36 GB/s from the page cache).
+const SMALLEST_CHUNK: u64 = 256 << 10;
+
+/// Code, tables and heap that a run touches after this is planned: kernels, formatting, the C library's own.
+const TO_COME: u64 = 700_000;
+
+/// What a thread touches of its stack and of the C library's heap for it.
+const PER_THREAD: u64 = 64 << 10;
+
+/// Heap that the plan takes for every chunk: in the plan, in the schedule, in the stream.
+const PER_CHUNK: u64 = 200;
+
+/// Left alone when everything stays: for what others take in the next moment. Mapped weights can be dropped by the kernel by
+/// itself, so this need not be much.
+const ASIDE: u64 = 64 << 20;
+
+/// Most that `auto` leaves alone when something has to be streamed: a fifth of what is available, but others' needs do not
+/// grow with the machine. What is kept is memory of our own, which the kernel cannot take back.
+const MOST_ASIDE: u64 = 1 << 30;
+
+/// All that a session is built from.
+pub struct Settled {
+    /// Brings the weights.
+    pub backend: Arc<dyn Backend>,
+    /// Empty, of the format asked for.
+    pub kv: KvCache,
+    /// Tokens of a prompt that go through the model together.
+    pub batch: usize,
+    /// Threads that multiply.
+    pub workers: usize,
+    /// The order of the pass, with what stays.
+    pub plan: Plan,
+    /// What memory is for.
+    pub ledger: Ledger,
+    /// The ceiling that was kept to, in bytes; None when nobody set one and the system does not say what there is.
+    pub budget: Option<u64>,
+    /// What was decided on the caller's behalf, a line each.
+    pub notes: Vec<String>,
+}
+
+/// Settles everything for a session on `model`; with `own` a backend of the caller's is used whatever the options say.
+///
+/// # Errors
+/// For options that contradict each other, backends that are not to be had, and budgets that cannot be kept.
+pub fn settle(model: &Model, options: &Options, own: Option<Arc<dyn Backend>>) -> Result<Settled> {
+    check_options(model, options)?;
+    let workers = options.threads.unwrap_or_else(Team::default_workers);
+    let left = available(workers);
+    let kv = KvCache::new(&model.llama.config, options.kv)?;
+    let mut settling = Settling {
+        model,
+        options,
+        workers,
+        needs: needs(model, options, &kv, workers),
+        groups: model.llama.record(model.isa)?,
+        notes: Vec::new(),
+    };
+    let ceiling = settling.ceiling(left);
+    let (backend, planned, plan) = match own {
+        Some(backend) => {
+            let (planned, plan) = settling.plan(&*backend, ceiling)?;
+            (backend, planned, plan)
+        }
+        None => settling.open(ceiling, left)?,
+    };
+    let budget = match ceiling {
+        Ceiling::Bytes(bytes) => Some(bytes.max(planned.ledger.total())),
+        Ceiling::Least => Some(planned.ledger.total()),
+        Ceiling::Unknown => None,
+    };
+    settling.tell(&planned, &kv, left);
+    let Settling { notes, .. } = settling;
+    let (ledger, batch) = (planned.ledger, planned.batch);
+    Ok(Settled { backend, kv, batch, workers, plan, ledger, budget, notes })
+}
+
+struct Settling<'a> {
+    model: &'a Model,
+    options: &'a Options,
+    workers: usize,
+    needs: Needs,
+    /// What each kind of pass asks for.
+    groups: [Vec<Vec<WeightId>>; 2],
+    notes: Vec<String>,
+}
+
+impl Settling<'_> {
+    fn ceiling(&mut self, left: Option<u64>) -> Ceiling {
+        match (self.options.budget, left) {
+            (Budget::Min, _) => Ceiling::Least,
+            (Budget::Bytes(bytes), _) => {
+                if let Some(all) = total_memory().filter(|all| bytes > *all) {
+                    self.notes.push(format!(
+                        "note: the budget of {} MB is more than the {} MB that this machine has",
+                        mb(bytes),
+                        mb(all)
+                    ));
+                }
+                Ceiling::Bytes(bytes)
+            }
+            (Budget::Auto, Some(left)) => {
+                // What this process has already is not in what is left.
+                let now = ProcessMemory::now();
+                Ceiling::Bytes(left.saturating_sub(ASIDE).saturating_add(now.anon + now.file))
+            }
+            (Budget::Auto, None) => Ceiling::Unknown,
+        }
+    }
+
+    /// Opens files as suits what stays, and plans.
+    fn open(&mut self, ceiling: Ceiling, left: Option<u64>) -> Result<(Arc<dyn Backend>, Outline, Plan)> {
+        let Options { backend: choice, direct, .. } = *self.options;
+        // Whether all can stay decides how files are opened, before it is known how much of a window they want.
+        let mapped = Form::Mapped { window: 0 };
+        let whole = self.outline(mapped, &self.cut(1 << 20, true), ceiling).is_ok_and(|(o, _)| o.keeps_all());
+        let ceiling = match (self.options.budget, ceiling) {
+            (Budget::Auto, Ceiling::Bytes(all)) if !whole && self.undecided() => {
+                let left = left.unwrap_or(0);
+                Ceiling::Bytes(all.saturating_sub((left / 5).min(MOST_ASIDE).saturating_sub(ASIDE)))
+            }
+            _ => ceiling,
+        };
+        let beside = match ceiling {
+            Ceiling::Bytes(bytes) if self.options.budget != Budget::Auto => bytes,
+            _ => Ledger { resident: 0, ..self.least(mapped) }.total(),
+        };
+        let mut open = sluice_loader::Options {
+            backend: choice,
+            direct,
+            depth: None,
+            all_resident: whole,
+            workers: self.workers,
+            page_cache_room: left.map(|left| left.saturating_sub(beside)),
+        };
+        let copies = choice == BackendChoice::Auto && !whole && self.copies(ceiling);
+        if copies {
+            // Whether a race would be won by a mapping does not matter, and running it would map a part of the file.
+            open.backend = BackendChoice::Uring;
+        }
+        let mut opened = sluice_loader::open(&self.model.paths, &open);
+        let fallback = match &opened {
+            _ if !copies => None,
+            Err(error) if error.kind() == ErrorKind::Unavailable => Some(format!("backend pread: {error}")),
+            Ok(opened) if !opened.backend.direct() => {
+                Some("backend pread: nothing has to be waited for, and the worker that copies a chunk has it in its cache".into())
+            }
+            _ => None,
+        };
+        if let Some(why) = fallback {
+            open.backend = BackendChoice::Pread;
+            opened = sluice_loader::open(&self.model.paths, &open);
+            self.notes.push(why);
+        }
+        let sluice_loader::Opened { backend, notes, .. } = opened?;
+        self.model.check_files()?;
+        self.notes.extend(notes);
+        // Trying backends out may have mapped more for a moment than all this will take.
+        self.needs.before = ProcessMemory::now().peak;
+        let (outline, plan) = self.plan(&*backend, ceiling)?;
+        Ok((backend, outline, plan))
+    }
+
+    /// Whether parts are left for the planner to place.
+    fn undecided(&self) -> bool {
+        [self.options.layers, self.options.head].contains(&Placement::Auto)
+    }
+
+    /// Whether weights are better copied than mapped under a ceiling that not all of them fit: when some of them may stay, or
+    /// when there is less room than a mapping's window wants.
+    fn copies(&self, ceiling: Ceiling) -> bool {
+        self.options.budget != Budget::Auto || (self.undecided() && matches!(ceiling, Ceiling::Bytes(_)))
+    }
+
+    fn cut(&self, chunk_bytes: usize, lazy: bool) -> Cut {
+        Cut {
+            chunk_bytes: self.options.chunk_bytes.unwrap_or(chunk_bytes),
+            head_rows: self.options.head_rows,
+            workers: self.workers,
+            chunk_is_band: lazy,
+        }
+    }
+
+    /// The plan for `backend`, with shorter chunks where the ceiling wants them.
+    fn plan(&self, backend: &dyn Backend, ceiling: Ceiling) -> Result<(Outline, Plan)> {
+        let lazy = backend.depth() == 0;
+        let usual = backend.chunk_bytes();
+        // A slot for a single byte is as long as reads are aligned; a backend that maps has none.
+        let align = backend.slot(1)?.capacity() as u64;
+        let slots = (self.workers + backend.depth()) as u64;
+        let form = match align {
+            0 => Form::Mapped { window: backend.mapped_bytes(usual, self.workers) },
+            align => Form::Copied { slots, align },
+        };
+        let free = self.options.chunk_bytes.is_none() && align > 0;
+        if ceiling == Ceiling::Least && free {
+            return self
+                .within(self.outline(form, &self.cut(SMALLEST_CHUNK as usize, lazy), ceiling), ceiling);
+        }
+        let first = self.outline(form, &self.cut(usual, lazy), ceiling);
+        match (&first, ceiling) {
+            (Err(least), Ceiling::Bytes(bytes)) if free => {
+                let room = bytes.saturating_sub(least.total() - least.window) / slots;
+                let chunk = room.saturating_sub(2 * align).clamp(SMALLEST_CHUNK, usual as u64);
+                let shorter = self.outline(form, &self.cut(chunk as usize, lazy), ceiling);
+                // What `auto` finds is an estimate, and what must be is tried.
+                match shorter {
+                    Err(_) if self.options.budget == Budget::Auto => self.plan(backend, Ceiling::Least),
+                    shorter => self.within(shorter, ceiling),
+                }
+            }
+            (Err(_), _) if self.options.budget == Budget::Auto => self.plan(backend, Ceiling::Least),
+            _ => self.within(first, ceiling),
+        }
+    }
+
+    /// The refusal of a budget that cannot be kept: what it is, the least that works, what for, and what would lower it.
+    fn within<T>(&self, planned: Result<T, Box<Ledger>>, ceiling: Ceiling) -> Result<T> {
+        planned.map_err(|least| {
+            let budget = if let Ceiling::Bytes(bytes) = ceiling { bytes } else { 0 };
+            // A little above, since runs differ by some pages.
+            let enough = least.total().saturating_add(300_000).div_ceil(1_000_000);
+            let mut lower = Vec::new();
+            if least.kv > least.total() / 20 {
+                lower.push("a smaller --ctx".to_owned());
+                if self.options.kv != crate::kv::KvFormat::Q8_0 {
+                    lower.push("--kv q8_0".into());
+                }
+            }
+            lower.push("--prompt-batch 1".into());
+            if self.workers > 1 {
+                lower.push("--threads 1".into());
+            }
+            if self.options.layers == Placement::Resident || self.options.head == Placement::Resident {
+                lower.insert(0, "letting --layers and --lm-head stream".into());
+            }
+            Error::Budget(format!(
+                "--ram-budget {budget}: with {} positions of context the least that works is {enough}M ({}, in MB); lower it with {}",
+                self.options.context,
+                least.line(),
+                lower.join(", ")
+            ))
+        })
+    }
+
+    /// The ledger when nothing stays but what must.
+    fn least(&self, form: Form) -> Ledger {
+        let (outline, _) = self
+            .outline(form, &self.cut(1 << 20, true), Ceiling::Least)
+            .expect("without a ceiling there is nothing to refuse");
+        outline.ledger
+    }
+
+    fn outline(&self, form: Form, cut: &Cut, ceiling: Ceiling) -> Result<(Outline, Plan), Box<Ledger>> {
+        let model = self.model;
+        let head = model.llama.output.head.weight;
+        let mut cut = Plan::new(&self.groups, &model.table, head, cut);
+        let pieces: Vec<Piece> = cut
+            .chunks
+            .iter()
+            .map(|chunk| Piece {
+                bytes: (chunk.rows.len() * model.table.get(chunk.weight).row_bytes) as u64,
+                placement: if chunk.weight == head { self.options.head } else { self.options.layers },
+            })
+            .collect();
+        let mut needs = self.needs;
+        needs.header = needs.header.saturating_add(pieces.len() as u64 * PER_CHUNK);
+        let outline = plan(&needs, form, &pieces, ceiling, Order::Spread)?;
+        cut.keep(&outline.stays);
+        Ok((outline, cut))
+    }
+
+    /// Says what was decided, for `--verbose`.
+    fn tell(&mut self, planned: &Outline, kv: &KvCache, left: Option<u64>) {
+        let all = planned.stays.len();
+        let stay = planned.stays.iter().filter(|stays| **stays).count();
+        let available =
+            left.map_or("the system does not say how much is".into(), |b| format!("{} MB are", mb(b)));
+        self.notes.push(format!(
+            "{stay} of {all} chunks stay in memory; {} MB of memory are predicted ({}), {available} available",
+            mb(planned.ledger.total()),
+            planned.ledger.line(),
+        ));
+        self.notes.push(format!(
+            "keys and values in {}: {} MB when all {} positions are used; prompts go through in batches of {}",
+            self.options.kv.name(),
+            mb(kv.bytes_for(self.options.context) as u64),
+            self.options.context,
+            planned.batch
+        ));
+    }
+}
+
+/// What the session takes whatever stays. Part of it is asked of the kernel: what the process has already.
+fn needs(model: &Model, options: &Options, kv: &KvCache, workers: usize) -> Needs {
+    let config = &model.llama.config;
+    let now = ProcessMemory::now();
+    let tokenizer = model.tokenizer.heap_bytes() as u64;
+    let header = model.llama.heap_bytes() as u64;
+    Needs {
+        program: (now.anon + now.file).saturating_sub(tokenizer + header) + TO_COME,
+        tokenizer,
+        header,
+        threads: workers as u64 * PER_THREAD,
+        kv: kv.touched_by(options.context),
+        logits: (model.llama.output.rows * size_of::<f32>()) as u64,
+        scores: (workers as u64).saturating_mul(scores_bytes(config, options.context) as u64),
+        per_token: State::bytes_per_token(config) as u64,
+        before: now.peak,
+        context: options.context,
+        batch: options.prompt_batch,
+        modest: options.budget == Budget::Auto,
+    }
+}
+
+/// Refuses options that contradict the model or make no sense, naming the flag.
+fn check_options(model: &Model, options: &Options) -> Result<()> {
+    let longest = model.longest_context();
+    if options.context > longest {
+        return Err(Error::Context {
+            context: longest,
+            wanted: options.context,
+            longest,
+            detail: "the context asked for".into(),
+        });
+    }
+    for (value, flag) in [
+        (Some(options.head_rows), "--lm-head-rows"),
+        (options.chunk_bytes, "--chunk-bytes"),
+        (options.prompt_batch, "--prompt-batch"),
+        (options.threads, "--threads"),
+    ] {
+        if value == Some(0) {
+            return Err(Error::Usage(format!("{flag} 0: wanted at least 1")));
+        }
+    }
+    Ok(())
+}
