@@ -204,7 +204,12 @@ impl Wide for WeightedSums<'_> {
 
 /// The weighted sums of `N` queries over the same rows.
 #[inline(always)]
-fn sums<V: Lanes, const N: usize>(proof: V::Proof, weights: [&[f32]; N], rows: &[f32], mut acc: [&mut [f32]; N]) {
+fn sums<V: Lanes, const N: usize>(
+    proof: V::Proof,
+    weights: [&[f32]; N],
+    rows: &[f32],
+    mut acc: [&mut [f32]; N],
+) {
     let len = acc[0].len();
     let mut column = 0;
     while column + GROUPS * LANES <= len {

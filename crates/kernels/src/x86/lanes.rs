@@ -34,7 +34,9 @@ impl Lanes for Lanes2 {
     #[inline(always)]
     fn fma(self, a: Self, b: Self) -> Self {
         // SAFETY: `self` was made with the proof that the CPU has AVX2 and FMA.
-        Self(unsafe { [_mm256_fmadd_ps(a.0[0], b.0[0], self.0[0]), _mm256_fmadd_ps(a.0[1], b.0[1], self.0[1])] })
+        Self(unsafe {
+            [_mm256_fmadd_ps(a.0[0], b.0[0], self.0[0]), _mm256_fmadd_ps(a.0[1], b.0[1], self.0[1])]
+        })
     }
 
     #[inline(always)]
