@@ -41,6 +41,8 @@ pub enum Command {
     Logits(Logits),
     /// Measure how fast a prompt is read and text is generated
     Bench(Bench),
+    /// Show what a run would keep in memory and read, at this budget and at others
+    Plan(Plan),
 }
 
 impl Command {
@@ -51,6 +53,7 @@ impl Command {
             Self::Tokenize(a) => &a.model,
             Self::Logits(a) => &a.model,
             Self::Bench(a) => &a.model,
+            Self::Plan(a) => &a.model,
         }
     }
 
@@ -61,6 +64,7 @@ impl Command {
             Self::Tokenize(a) => a.json,
             Self::Logits(a) => a.json,
             Self::Bench(a) => a.json,
+            Self::Plan(a) => a.json,
         }
     }
 }
@@ -276,6 +280,17 @@ pub struct Bench {
     /// Repetitions that count; one that doesn't goes before them
     #[arg(long, value_name = "N", default_value = "5", value_parser = at_least_one)]
     pub reps: usize,
+    #[command(flatten)]
+    pub session: Session,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Plan {
+    /// The GGUF file, or the first of its shards
+    pub model: PathBuf,
     #[command(flatten)]
     pub session: Session,
     /// Print one JSON document

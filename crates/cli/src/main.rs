@@ -13,6 +13,7 @@ mod io;
 mod json;
 mod logits;
 mod open;
+mod plan;
 mod prompt;
 mod run;
 mod tokenize;
@@ -97,6 +98,7 @@ fn execute(command: &Command, started: Instant) -> Result<ExitCode, Failure> {
         Command::Tokenize(args) => tokenize::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Bench(args) => bench::run(args, started),
+        Command::Plan(args) => plan::run(args),
     }
 }
 

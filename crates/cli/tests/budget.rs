@@ -53,6 +53,24 @@ fn what_is_told_adds_up() {
     );
 }
 
+#[test]
+fn a_plan_is_what_a_run_then_reports() {
+    let (_dir, path) = model();
+    let path = path.to_str().expect("plain");
+    let plan = |flags: &[&str]| common::sluice(["plan", path].into_iter().chain(flags.iter().copied())).ok();
+    let d = plan(&["--ctx", "64", "--ram-budget", "1G", "--json"]).json();
+    let ran = run(Path::new(path), "-p the -n 4 --ctx 64 --ram-budget 1G --json").ok().json();
+    for item in ["kv_bytes", "activations_bytes", "logits_bytes", "window_bytes", "resident_bytes"] {
+        assert_eq!(d["ledger"][item], ran["memory"]["ledger"][item], "{item}");
+    }
+    assert_eq!((&d["budget_bytes"], &d["resident_share"]), (&1_000_000_000.into(), &1.0.into()), "{d}");
+    let names: Vec<&str> =
+        d["table"].as_array().expect("rows").iter().filter_map(|r| r["budget"].as_str()).collect();
+    assert_eq!((names.first(), names.last()), (Some(&"min"), Some(&"all")), "{d}");
+    let text = String::from_utf8(plan(&[]).stdout).expect("text");
+    assert!(text.contains("512 positions") && text.contains("in all") && text.contains("min"), "{text}");
+}
+
 /// The real model, as the tests of the model crate find it.
 fn smollm2() -> Option<PathBuf> {
     let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
