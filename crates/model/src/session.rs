@@ -297,7 +297,9 @@ impl<'m> Session<'m> {
     /// mapped weights what the kernel counts.
     pub fn measured(&self) -> Vec<(&'static str, u64)> {
         let stream = self.weights.stream();
-        let resident = stream.kept_bytes();
+        // As long as their slots, which are longer than the chunks in them.
+        let share = stream.kept_bytes() as f64 / stream.resident_bytes().max(1) as f64;
+        let resident = (self.ledger.resident as f64 * share) as u64;
         vec![
             ("tokenizer", self.model.tokenizer.heap_bytes() as u64),
             ("kv", self.kv.touched_by(self.position)),

@@ -1,7 +1,9 @@
 //! The planner: from what a session needs and a ceiling to what stays in memory. Pure arithmetic.
 //!
 //! A pass is a cycle, so a byte that stays saves as much reading wherever it is, and the only question is how many can stay.
-//! Which ones is a matter of pace: spread evenly, so that disk and cores are never idle in turns.
+//! Which ones is a matter of pace: spread evenly, so that disk and cores need not be idle in turns. Medians of three runs of
+//! 1.1 billion weights at 350 MB, spread against a prefix: 4.3 and 4.1 tok/s from the disk with two threads, 5.0 and 3.9 with
+//! one, while the disk's own rate moved by as much; from the page cache 28 and 31.
 
 mod ledger;
 pub(crate) mod settle;

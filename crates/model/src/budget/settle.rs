@@ -31,7 +31,7 @@ const PER_THREAD: u64 = 64 << 10;
 const PER_CHUNK: u64 = 200;
 
 /// Left alone when everything stays: for what others take in the next moment. Mapped weights can be dropped by the kernel by
-/// itself, so this need not be much.
+/// itself, so this need not be much. Of little memory it is a fifth.
 const ASIDE: u64 = 64 << 20;
 
 /// Most that `auto` leaves alone when something has to be streamed: a fifth of what is available, but others' needs do not
@@ -121,7 +121,7 @@ impl Settling<'_> {
             (Budget::Auto, Some(left)) => {
                 // What this process has already is not in what is left.
                 let now = ProcessMemory::now();
-                Ceiling::Bytes(left.saturating_sub(ASIDE).saturating_add(now.anon + now.file))
+                Ceiling::Bytes((left - (left / 5).min(ASIDE)).saturating_add(now.anon + now.file))
             }
             (Budget::Auto, None) => Ceiling::Unknown,
         }
@@ -136,7 +136,8 @@ impl Settling<'_> {
         let ceiling = match (self.options.budget, ceiling) {
             (Budget::Auto, Ceiling::Bytes(all)) if !whole && self.undecided() => {
                 let left = left.unwrap_or(0);
-                Ceiling::Bytes(all.saturating_sub((left / 5).min(MOST_ASIDE).saturating_sub(ASIDE)))
+                let more = (left / 5).min(MOST_ASIDE) - (left / 5).min(ASIDE);
+                Ceiling::Bytes(all.saturating_sub(more))
             }
             _ => ceiling,
         };
