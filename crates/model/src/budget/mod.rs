@@ -38,6 +38,10 @@ const BATCH_SHARE: u64 = 8;
 /// Bytes of a page, in which memory is counted.
 const PAGE: u64 = 4096;
 
+/// Accounts that are kept of a chunk in a slot of its own: its place among the residents, its memory's handle. With 15 thousand
+/// of them a process took 0.6 MB more than its budget of 4 GB without this, at least 40 bytes each; three times that is allowed for.
+const BESIDE_A_CHUNK: u64 = 128;
+
 /// A fault through a mapping brings in up to a huge page of the page cache, at either end of a run of chunks.
 const FOLIO: u64 = 2 << 20;
 
@@ -97,7 +101,7 @@ impl Form {
     /// Memory of a chunk that stays.
     fn kept(self, bytes: u64) -> u64 {
         match self {
-            Self::Copied { align, .. } => Self::slot(align, bytes),
+            Self::Copied { align, .. } => Self::slot(align, bytes) + BESIDE_A_CHUNK,
             Self::Mapped { .. } => bytes,
         }
     }
