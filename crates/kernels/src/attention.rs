@@ -6,8 +6,8 @@
 //! multiply-add each, so it does not matter where pages or tiles end.
 
 use crate::isa::Isa;
-use crate::lanes::{Lanes, Wide};
 use crate::numbers::{LANES, canonical};
+use crate::wide::{Lanes, Wide};
 
 /// Positions in a page of transposed keys: two registers of 16, which share what is fetched of a query.
 pub const POSITIONS: usize = 32;

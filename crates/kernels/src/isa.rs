@@ -2,8 +2,8 @@
 
 use core::fmt;
 
-use crate::lanes::Wide;
 use crate::numbers::LANES;
+use crate::wide::Wide;
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{Avx2, Avx512};
 

@@ -31,7 +31,6 @@ mod blocks;
 mod convert;
 mod format;
 mod isa;
-mod lanes;
 mod matmul;
 mod numbers;
 pub mod reference;
@@ -41,6 +40,7 @@ mod scalar;
 mod transcendental;
 pub mod transpose;
 pub mod vector;
+mod wide;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

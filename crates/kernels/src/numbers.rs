@@ -29,13 +29,16 @@ pub(crate) const fn bf16_to_f32(bits: [u8; 2]) -> f32 {
     f32::from_bits((u16::from_le_bytes(bits) as u32) << 16)
 }
 
+/// The NaN that every result which is none becomes.
+pub(crate) const NAN: f32 = f32::from_bits(0x7fc0_0000);
+
 /// Every NaN becomes the same one; anything else stays as it is.
 ///
 /// Done on the bits, so that the compiler cannot argue that one NaN is as good as another.
 #[inline(always)]
 pub(crate) const fn canonical(value: f32) -> f32 {
     let bits = value.to_bits();
-    f32::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { 0x7fc0_0000 } else { bits })
+    f32::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { NAN.to_bits() } else { bits })
 }
 
 /// The total of the partial sums: upper half onto lower half, 8, 4, 2, 1.

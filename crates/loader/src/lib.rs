@@ -38,7 +38,7 @@ mod sync;
 #[cfg(all(not(loom), target_os = "linux"))]
 pub use backend::uring::Uring;
 pub use backend::{
-    Backend, Failed, Filled, Slot, Ticket,
+    Backend, Failed, Filled, READ_CHUNK, Slot, Ticket,
     memory::{Faults, Memory},
 };
 #[cfg(not(loom))]
@@ -48,7 +48,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use loan::Loan;
 #[cfg(not(loom))]
 pub use open::{Choice, Direct, Opened, Options, open};
-pub use schedule::{Schedule, Step};
+pub use schedule::{Schedule, Step, spread};
 pub use stats::{Stats, Traffic};
 pub use stream::Stream;
 

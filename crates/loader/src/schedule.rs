@@ -22,9 +22,12 @@ pub struct Schedule {
     needs: Vec<u64>, // by step: resident bytes that must be allowed for it to stay; for streamed ones 2^64 - 1
 }
 
-/// 2^64 divided by the golden ratio. Of the multiples of it, modulo 2^64, those below any bound are spread evenly over their
-/// numbers: the gaps between neighbours have at most three lengths (the three-gap theorem, Sós 1958).
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Where number `i` stands in an order of which every beginning is spread evenly over the numbers: multiples of the golden
+/// ratio modulo 1, in 64 bits. Those below any bound leave gaps of at most three lengths (the three-gap theorem, Sós 1958).
+pub fn spread(i: u64) -> u64 {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 divided by the golden ratio
+    i.wrapping_mul(GOLDEN)
+}
 
 impl Schedule {
     /// `passes[kind]` lists indices into `steps`. A step may appear in several kinds, or in none.
@@ -132,7 +135,7 @@ fn needs(steps: &[Step], passes: &[Vec<u32>]) -> Vec<u64> {
             residents.push(index);
         }
     }
-    let mut ranked: Vec<(u64, u32)> = (0u64..).map(|i| i.wrapping_mul(GOLDEN)).zip(residents).collect();
+    let mut ranked: Vec<(u64, u32)> = (0..).map(spread).zip(residents).collect();
     ranked.sort_unstable();
     let mut needs: Vec<u64> = steps.iter().map(|step| if step.resident { 0 } else { u64::MAX }).collect();
     let mut bytes = 0u64;

@@ -11,9 +11,8 @@ use crate::kv::KvFormat;
 /// 3.4 MB, a good size for a direct read.
 pub const DEFAULT_HEAD_ROWS: usize = 1024;
 
-/// Bytes in a chunk for eager backends, unless asked for otherwise: large enough that requests are few, small enough that a
-/// window of ten stays at 10 MB. Sizes have not been compared on a quiet machine yet.
-pub const DEFAULT_CHUNK_BYTES: usize = 1 << 20;
+/// Bytes in a chunk for backends that read, unless asked for otherwise or a budget wants less.
+pub const DEFAULT_CHUNK_BYTES: usize = sluice_loader::READ_CHUNK;
 
 /// Whether weights stay in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

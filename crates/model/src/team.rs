@@ -136,13 +136,24 @@ impl Team {
         if tasks.len() <= 1 || self.others.is_empty() {
             return tasks.for_each(work);
         }
+        self.share_with(tasks, || (), |(), task| work(task));
+    }
+
+    /// As [`Team::share`], for any number of tasks; each worker makes itself what it works with.
+    pub fn share_with<T: Send, S>(
+        &self,
+        tasks: impl Iterator<Item = T> + Send,
+        tools: impl Fn() -> S + Sync,
+        work: impl Fn(&mut S, T) + Sync,
+    ) {
         let tasks = Mutex::new(tasks);
         self.run(|_| {
+            let mut tools = tools();
             loop {
                 // A statement of its own, so that the lock is not held during the task.
                 let task = tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
                 let Some(task) = task else { break };
-                work(task);
+                work(&mut tools, task);
             }
         });
     }

@@ -5,15 +5,15 @@ use std::arch::is_x86_feature_detected;
 
 use crate::acts::Acts;
 use crate::isa::Portable;
-use crate::lanes::Wide;
 use crate::rows::QuantRows;
+use crate::wide::Wide;
 
 mod avx2;
 mod avx512;
-mod lanes;
 mod memory;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
+mod wide;
 
 /// Proof that this CPU has AVX2, FMA and F16C, and that the system saves the wide registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

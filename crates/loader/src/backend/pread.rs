@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use super::file::{Source, lookup, open_all, room};
 use super::flight::Flight;
-use super::{Backend, Failed, Filled, Slot, Ticket};
+use super::{Backend, Failed, Filled, READ_CHUNK, Slot, Ticket};
 use crate::ByteRange;
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind, Result};
@@ -17,10 +17,6 @@ use crate::sync::{Condvar, Mutex, lock, wait};
 
 /// Direct reads in flight unless told otherwise: with 512 KiB each as fast as the disk, in 5 MB.
 const DEFAULT_DEPTH: usize = 8;
-
-/// Length of a chunk: slot and source of the copy share a core's second-level cache (1 MiB here), and the calls are few. Two
-/// workers, buffered: 128 KiB gives 28.7 GB/s, 256 KiB 33.3, 384 KiB to 1 MiB 36, 4 MiB 31. Direct: see above.
-const CHUNK: usize = 512 << 10;
 
 /// Most threads that are started, whatever was asked for: each costs a stack, and no disk needs more.
 const MAX_DEPTH: usize = 256;
@@ -174,7 +170,7 @@ impl Backend for Pread {
     }
 
     fn chunk_bytes(&self) -> usize {
-        CHUNK
+        READ_CHUNK
     }
 
     fn name(&self) -> &'static str {

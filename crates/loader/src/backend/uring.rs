@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use super::file::{Progress, Source, lookup, open_all, room};
 use super::flight::Flight;
 use super::seats::Registered;
-use super::{Backend, Failed, Filled, Slot, Ticket};
+use super::{Backend, Failed, Filled, READ_CHUNK, Slot, Ticket};
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stats::Traffic;
@@ -37,10 +37,6 @@ const DIRECT_DEPTH: usize = 8;
 /// Reads through the page cache in flight unless told otherwise. Cached chunks are copied on submission, so what is ahead
 /// only falls out of the cache again: with 1, 2, 4, 8 chunks of 256 KiB ahead 22 to 24 GB/s, with 8 of 4 MiB 16.
 const BUFFERED_DEPTH: usize = 2;
-
-/// Length of a chunk. Direct: see above; longer ones took no less CPU that would count (62 ms per GB, 30 with 1 MiB).
-/// Buffered: 26 GB/s against 24 with 128 or 256 KiB.
-const CHUNK: usize = 512 << 10;
 
 /// Most reads ahead that are granted, whatever was asked for: each owns a slot, and no disk needs more.
 const MAX_DEPTH: usize = 256;
@@ -353,7 +349,7 @@ impl Backend for Uring {
     }
 
     fn chunk_bytes(&self) -> usize {
-        CHUNK
+        READ_CHUNK
     }
 
     fn name(&self) -> &'static str {

@@ -10,6 +10,8 @@ pub(crate) mod settle;
 
 pub use ledger::{Ledger, mb};
 
+use sluice_loader::spread;
+
 use crate::options::Placement;
 
 /// Tokens of a prompt that go through the model together at the least, where the size is left to us: with fewer, a prompt
@@ -275,7 +277,7 @@ impl Outline {
             (0..pieces.len()).filter(|&i| pieces[i].placement == Placement::Auto && !self.stays[i]);
         let mut candidates: Vec<usize> = candidates.collect();
         if order == Order::Spread {
-            candidates.sort_by_key(|&i| rank(i));
+            candidates.sort_by_key(|&i| spread(i as u64));
         }
         for i in candidates {
             let bytes = form.kept(pieces[i].bytes);
@@ -288,13 +290,6 @@ impl Outline {
             self.ledger.resident += bytes;
         }
     }
-}
-
-/// The fractional part of i times the golden ratio, in 32 bits. Numbers below any threshold are spread evenly over i, and the
-/// threshold decides how many there are.
-fn rank(i: usize) -> u32 {
-    const GOLDEN: u32 = 0x9e37_79b9; // 2^32 divided by the golden ratio
-    (i as u32).wrapping_mul(GOLDEN)
 }
 
 #[cfg(test)]

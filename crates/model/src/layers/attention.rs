@@ -1,7 +1,5 @@
 //! Grouped-query attention over the cached positions.
 
-use std::sync::{Mutex, PoisonError};
-
 use sluice_kernels::Isa;
 use sluice_kernels::attention::{dots, weighted_sums};
 use sluice_kernels::transpose::transpose;
@@ -149,20 +147,12 @@ impl Attend<'_> {
                 let tiles = out.chunks_mut(tile * group * value_len).enumerate();
                 tiles.map(move |(i, out)| (kv_head, i * tile, out)).rev()
             });
-        let tasks = Mutex::new(tiles);
-        let worker = |_| {
-            let mut scratch = Scratch::default();
-            loop {
-                // A statement of its own, so that the lock is not held during the task.
-                let task = tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
-                let Some((kv_head, first, out)) = task else { break };
-                self.tile(kv_head, first, &mut scratch, out);
-            }
-        };
+        let work = |scratch: &mut Scratch, (kv_head, first, out)| self.tile(kv_head, first, scratch, out);
         if tokens * (self.first + tokens) * heads * (key_len + value_len) < WORTH_A_REGION {
-            worker(0);
+            let mut scratch = Scratch::default();
+            tiles.for_each(|tile| work(&mut scratch, tile));
         } else {
-            team.run(worker);
+            team.share_with(tiles, Scratch::default, work);
         }
     }
 

@@ -3,6 +3,7 @@
 use core::arch::x86_64::*;
 
 use super::tiles::TILE;
+use crate::numbers::NAN;
 
 /// 32 bytes of integers.
 #[inline]
@@ -120,7 +121,7 @@ impl Sums {
     #[target_feature(enable = "avx2")]
     pub(super) fn results(self) -> [f32; TILE] {
         let v = _mm256_sub_ps(self.acc, self.accm);
-        let nan = _mm256_set1_ps(f32::from_bits(0x7fc0_0000));
+        let nan = _mm256_set1_ps(NAN);
         let v = _mm256_blendv_ps(v, nan, _mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
         let mut out = [0.0; TILE];
         // SAFETY: the array has room for 8 singles.

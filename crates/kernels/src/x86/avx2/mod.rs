@@ -22,11 +22,11 @@ use crate::blocks::{
 };
 use crate::format::Format;
 use crate::isa::Portable;
-use crate::lanes::Wide;
 use crate::numbers::f16_to_f32;
 use crate::rows::QuantRows;
+use crate::wide::Wide;
 use crate::x86::Avx2;
-use crate::x86::lanes::Lanes2;
+use crate::x86::wide::Lanes2;
 
 /// y = W·x; shapes and forms have been checked, and there is at least one row and one token.
 #[target_feature(enable = "avx2,fma,f16c")]

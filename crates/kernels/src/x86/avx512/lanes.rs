@@ -2,11 +2,10 @@
 
 use core::arch::x86_64::*;
 
+use crate::numbers::NAN;
+
 /// Rows in a tile: the singles in a register.
 pub(super) const TILE: usize = 16;
-
-/// The one NaN of `numbers::canonical`.
-const NAN: u32 = 0x7fc0_0000;
 
 /// Rows whose registers are transposed together; a tile is four times as many.
 pub(super) const QUAD: usize = 4;
@@ -189,7 +188,7 @@ impl Sums {
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     pub(super) fn lanes(self) -> __m512 {
         let v = _mm512_sub_ps(self.acc, self.accm);
-        let nan = _mm512_set1_ps(f32::from_bits(NAN));
+        let nan = _mm512_set1_ps(NAN);
         _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v), nan)
     }
 

@@ -24,12 +24,12 @@ use crate::blocks::{
 };
 use crate::format::Format;
 use crate::isa::Portable;
-use crate::lanes::Wide;
 use crate::rows::QuantRows;
 use crate::transpose::{SIDE, put};
+use crate::wide::Wide;
 use crate::x86::Avx512;
-use crate::x86::lanes::Lanes1;
 use crate::x86::memory::blocks_of;
+use crate::x86::wide::Lanes1;
 
 /// y = W·x; shapes and forms have been checked, and there is at least one row and one token.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]

@@ -6,11 +6,8 @@
 use core::arch::x86_64::*;
 
 use super::{Avx2, Avx512};
-use crate::lanes::Lanes;
-use crate::numbers::LANES;
-
-/// The one NaN of `numbers::canonical`.
-const NAN: f32 = f32::from_bits(0x7fc0_0000);
+use crate::numbers::{LANES, NAN};
+use crate::wide::Lanes;
 
 /// Two registers of eight.
 #[derive(Clone, Copy)]
