@@ -39,7 +39,7 @@ fn every_shape_on_every_level() {
 }
 
 /// Rows and tokens on either side of where levels go from one way of tiling to another: 16 rows stand in the lanes, or two
-/// times 16; 12 tokens are worth panels, and 132 (AVX2) or 264 are what panels are unpacked for at most.
+/// times 16; 12 tokens are worth panels, and 128 (AVX2) or 264 (AVX-512) are what panels are unpacked for at most.
 #[test]
 fn where_tiles_switch() {
     const ROWS: [usize; 7] = [1, 15, 16, 17, 31, 32, 33];
