@@ -2,21 +2,17 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use common::{expected, range};
+use common::{expected, range, within_limits};
 use proptest::prelude::*;
-use proptest::test_runner::TestCaseResult;
 use sluice_loader::{Faults, Memory, Schedule, Step, Stream};
 
 /// Length of the file in bytes.
 const LENGTH: u64 = 5_000;
-
-/// Far longer than any case takes: only a stream that is stuck gets here.
-const STUCK: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Debug)]
 struct Plan {
@@ -94,20 +90,6 @@ impl Plan {
             assert!(ends.into_iter().all(|end| end.is_ok()));
         });
     }
-}
-
-/// Runs a case on a thread of its own, so that one that is stuck is a failure and not a test that never ends.
-fn within_limits(case: impl FnOnce() -> TestCaseResult + Send + 'static) -> TestCaseResult {
-    let (done, end) = mpsc::channel();
-    let thread = thread::spawn(move || {
-        let result = case();
-        let _ = done.send(());
-        result
-    });
-    if end.recv_timeout(STUCK) == Err(mpsc::RecvTimeoutError::Timeout) {
-        panic!("stuck");
-    }
-    thread.join().unwrap()
 }
 
 proptest! {

@@ -8,9 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use common::{expected, range};
+use common::{STUCK, expected, range, within_limits};
 use proptest::prelude::*;
-use proptest::test_runner::TestCaseResult;
 use sluice_loader::{
     Backend, ByteRange, Error, ErrorKind, Failed, Faults, Filled, Memory, Schedule, Slot, Step, Stream,
     Ticket, Traffic,
@@ -18,9 +17,6 @@ use sluice_loader::{
 
 /// Length of each of the two files in bytes.
 const LENGTH: u64 = 5_000;
-
-/// Far longer than any case takes: only a stream that is stuck gets here.
-const STUCK: Duration = Duration::from_secs(20);
 
 /// One random case.
 #[derive(Clone, Debug)]
@@ -133,20 +129,6 @@ impl Plan {
         let streamed = self.passes.iter().flatten().any(|&step| !self.steps[step as usize].resident);
         if streamed { (self.workers + self.depth) as u64 } else { 0 }
     }
-}
-
-/// Runs a case on a thread of its own, so that one that is stuck is a failure and not a test that never ends.
-fn within_limits(case: impl FnOnce() -> TestCaseResult + Send + 'static) -> TestCaseResult {
-    let (done, end) = mpsc::channel();
-    let thread = thread::spawn(move || {
-        let result = case();
-        let _ = done.send(());
-        result
-    });
-    if end.recv_timeout(STUCK) == Err(mpsc::RecvTimeoutError::Timeout) {
-        panic!("stuck");
-    }
-    thread.join().unwrap()
 }
 
 proptest! {

@@ -3,8 +3,11 @@
 #![allow(clippy::print_stderr)] // a skipped test must say so
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
+use proptest::test_runner::TestCaseResult;
 use sluice_loader::{Backend, ByteRange, ErrorKind, FileIndex, Mapped, Memory, Pread, Uring};
 
 /// The byte at `offset` of file `file`: no two pages alike.
@@ -97,4 +100,21 @@ impl Dice {
         self.0 ^= self.0 << 17;
         self.0 % limit
     }
+}
+
+/// Far longer than any case takes: only a stream that is stuck gets here.
+pub const STUCK: Duration = Duration::from_secs(20);
+
+/// Runs a case on a thread of its own, so that one that is stuck is a failure and not a test that never ends.
+pub fn within_limits(case: impl FnOnce() -> TestCaseResult + Send + 'static) -> TestCaseResult {
+    let (done, end) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        let result = case();
+        let _ = done.send(());
+        result
+    });
+    if end.recv_timeout(STUCK) == Err(mpsc::RecvTimeoutError::Timeout) {
+        panic!("stuck");
+    }
+    thread.join().unwrap()
 }
