@@ -41,7 +41,7 @@ pub fn fetch() -> Result<PathBuf> {
 const TEMPORARY: &str = ".fetch-";
 
 /// $SLUICE_CACHE, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice; an empty variable counts as absent.
-fn cache_dir() -> Result<PathBuf> {
+pub fn cache_dir() -> Result<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let chosen = choose_cache_dir(variable)?;
     // The programs that get this path run in the workspace's root.

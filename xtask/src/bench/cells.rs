@@ -1,183 +1,12 @@
 //! What a matrix measures: cells, one for each way to run a model, made from tables of axes.
 
+use super::axes::{Budget, Cache, Engine, Head, Limit, Way, Word};
 use super::models::Model;
-use crate::sh::Result;
+use super::rates;
+use super::runner::LOADER_S;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::fmt;
-
-/// An axis whose values are a few words; the words stand in flags, records and reports.
-pub trait Word: Copy + PartialEq + 'static {
-    /// What the axis is called in messages.
-    const AXIS: &'static str;
-    /// Every value with its word.
-    const WORDS: &'static [(Self, &'static str)];
-
-    /// The word of a value.
-    fn word(self) -> &'static str {
-        Self::WORDS.iter().find(|(value, _)| *value == self).map_or("", |(_, word)| word)
-    }
-
-    /// The value of a word.
-    fn parse(text: &str) -> Result<Self> {
-        let found = Self::WORDS.iter().find(|(_, word)| *word == text);
-        found.map(|(value, _)| *value).ok_or_else(|| {
-            let known: Vec<&str> = Self::WORDS.iter().map(|(_, word)| *word).collect();
-            format!("{} {text}: wanted one of {}", Self::AXIS, known.join(", "))
-        })
-    }
-}
-
-/// Whose speed is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Engine {
-    /// `sluice run`.
-    Sluice,
-    /// The loader alone: its example streams the file and adds up the bytes.
-    Loader,
-    /// llama.cpp through its Python package.
-    Peer,
-}
-
-impl Word for Engine {
-    const AXIS: &'static str = "engine";
-    const WORDS: &'static [(Self, &'static str)] =
-        &[(Self::Sluice, "sluice"), (Self::Loader, "loader"), (Self::Peer, "llama-cpp-python")];
-}
-
-/// A backend, through the page cache or past it. mmap has no direct reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// What the program chooses.
-    Auto,
-    /// Mapped.
-    Mmap,
-    /// Plain reads through the page cache.
-    Pread,
-    /// Plain reads past it.
-    PreadDirect,
-    /// io_uring through the page cache.
-    Uring,
-    /// io_uring past it.
-    UringDirect,
-}
-
-impl Word for Way {
-    const AXIS: &'static str = "way";
-    const WORDS: &'static [(Self, &'static str)] = &[
-        (Self::Auto, "auto"),
-        (Self::Mmap, "mmap"),
-        (Self::Pread, "pread"),
-        (Self::PreadDirect, "pread+direct"),
-        (Self::Uring, "uring"),
-        (Self::UringDirect, "uring+direct"),
-    ];
-}
-
-impl Way {
-    /// The values of `--backend` and `--direct`.
-    pub fn flags(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Auto => ("auto", "auto"),
-            Self::Mmap => ("mmap", "off"),
-            Self::Pread => ("pread", "off"),
-            Self::PreadDirect => ("pread", "on"),
-            Self::Uring => ("uring", "off"),
-            Self::UringDirect => ("uring", "on"),
-        }
-    }
-
-    /// Whether reads go through the page cache; `Auto` may do either.
-    pub fn buffered(self) -> bool {
-        matches!(self, Self::Mmap | Self::Pread | Self::Uring)
-    }
-}
-
-/// How much memory a run may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Budget {
-    /// Layers streamed, nothing planned.
-    Stream,
-    /// Layers resident, nothing planned.
-    Resident,
-    /// The least that works: `--ram-budget min`.
-    Min,
-    /// `--ram-budget` of so many per cent of the file's length.
-    Percent(u32),
-    /// Everything resident.
-    All,
-}
-
-impl Budget {
-    /// The value of a word: `stream`, `resident`, `min`, `all`, or a percentage such as `25%`.
-    pub fn parse(text: &str) -> Result<Self> {
-        let percent = |text: &str| text.strip_suffix('%')?.parse().ok().filter(|p| (1..=1000).contains(p));
-        Ok(match text {
-            "stream" => Self::Stream,
-            "resident" => Self::Resident,
-            "min" => Self::Min,
-            "all" => Self::All,
-            _ => Self::Percent(percent(text).ok_or_else(|| {
-                format!("budget {text}: wanted stream, resident, min, all, or a percentage from 1% to 1000%")
-            })?),
-        })
-    }
-}
-
-impl fmt::Display for Budget {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(match self {
-            Self::Stream => "stream",
-            Self::Resident => "resident",
-            Self::Min => "min",
-            Self::All => "all",
-            Self::Percent(percent) => return write!(f, "{percent}%"),
-        })
-    }
-}
-
-/// Where the output projection is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Head {
-    /// As the budget has it.
-    Auto,
-    /// Kept.
-    Resident,
-    /// Read in every pass.
-    Stream,
-}
-
-impl Word for Head {
-    const AXIS: &'static str = "head";
-    const WORDS: &'static [(Self, &'static str)] =
-        &[(Self::Auto, "auto"), (Self::Resident, "resident"), (Self::Stream, "stream")];
-}
-
-/// What the page cache holds of the file before a repetition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cache {
-    /// Whatever it holds: for cells whose speed is not looked at.
-    Any,
-    /// All of it, in large folios.
-    Warm,
-    /// Nothing, and no pass finds anything that an earlier one has left.
-    Cold,
-}
-
-impl Word for Cache {
-    const AXIS: &'static str = "cache";
-    const WORDS: &'static [(Self, &'static str)] =
-        &[(Self::Any, "any"), (Self::Warm, "warm"), (Self::Cold, "cold")];
-}
-
-/// The ceiling of the container that a cell runs in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
-    /// None, unless a cell could not be cold without one.
-    Auto,
-    /// So many bytes, page cache included.
-    Bytes(u64),
-}
 
 /// Values for every axis; their product is the cells, less those that cannot be.
 #[derive(Clone, Debug)]
@@ -297,8 +126,7 @@ impl Cell {
     /// resident layers is so little that no container holds the one without room for the other.
     fn possible(&self) -> bool {
         let direct = matches!(self.way, Way::PreadDirect | Way::UringDirect);
-        let layers_stay = matches!(self.budget, Budget::Resident | Budget::All);
-        let only_head = layers_stay && self.head == Head::Stream;
+        let only_head = self.budget == Budget::All && self.head == Head::Stream;
         match self.cache {
             Cache::Any => true,
             Cache::Warm => !direct,
@@ -311,10 +139,36 @@ impl Cell {
         match (limit, self.budget) {
             (Limit::Bytes(bytes), _) => Some(bytes),
             _ if self.cache != Cache::Cold || !self.way.buffered() => None,
-            (_, Budget::Resident | Budget::All) => None,
-            (_, Budget::Percent(percent)) => Some(self.percent(percent) + COLD_BESIDE),
-            (_, Budget::Stream | Budget::Min) => Some(COLD_LIMIT),
+            (_, Budget::Auto | Budget::All) => None,
+            // A mapping keeps everything or nothing: whatever part of it a budget allows, all of it is streamed.
+            (_, Budget::Percent(percent)) if self.way != Way::Mmap => {
+                Some(self.percent(percent) + COLD_BESIDE)
+            }
+            (_, Budget::Percent(_) | Budget::Stream | Budget::Min) => Some(COLD_LIMIT),
         }
+    }
+
+    /// A guess at what a repetition takes, everything included, for the time left before any has been run.
+    pub fn seconds(&self) -> f64 {
+        // What disks and memories of this kind deliver; starting, looking at the page cache and measuring the disk.
+        const DISK: f64 = 2e9;
+        const MEMORY: f64 = 3e10;
+        const BESIDE_S: f64 = 1.0;
+        let file = self.file_bytes as f64;
+        let cold = self.cache == Cache::Cold;
+        let slice = if cold { rates::slice_s(self.file_bytes) } else { 0.0 };
+        if self.engine == Engine::Loader {
+            return BESIDE_S + slice + f64::from(LOADER_S);
+        }
+        let streamed = match self.budget {
+            Budget::Min | Budget::Stream => 1.0,
+            Budget::Percent(percent) => (1.0 - f64::from(percent) / 100.0).max(0.0),
+            Budget::Auto | Budget::All => 0.0,
+        };
+        let by_disk = if cold { file / DISK } else { 0.0 };
+        // The first pass reads everything.
+        let first = by_disk.max(file / MEMORY);
+        BESIDE_S + slice + first + f64::from(self.tokens) * (streamed * by_disk).max(file / MEMORY)
     }
 
     fn percent(&self, percent: u32) -> u64 {
@@ -329,23 +183,20 @@ impl Cell {
         }
     }
 
-    /// The flags of `sluice run` that make this cell; `has_budget` says whether the program knows `--ram-budget`.
-    ///
-    /// Without it `min` streams everything that `head` leaves open; percentages are no cells then.
-    pub fn flags(&self, has_budget: bool) -> Vec<String> {
+    /// The flags of `sluice run` that make this cell.
+    pub fn flags(&self) -> Vec<String> {
         let (backend, direct) = self.way.flags();
         let head = match (self.head, self.budget) {
-            (Head::Auto, Budget::Min | Budget::Stream) if !has_budget => Head::Stream,
-            (Head::Auto, Budget::All | Budget::Resident) => Head::Resident,
+            (Head::Auto, Budget::All) => Head::Resident,
             (head, _) => head,
         };
         let mut flags =
             format!("-n {} --backend {backend} --direct {direct} --threads {}", self.tokens, self.threads);
         flags += &match self.budget {
+            Budget::Auto => String::new(),
             Budget::Stream => " --layers stream".to_string(),
-            Budget::Resident | Budget::All => " --layers resident".to_string(),
-            Budget::Min if has_budget => " --ram-budget min".to_string(),
-            Budget::Min => " --layers stream".to_string(),
+            Budget::All => " --layers resident".to_string(),
+            Budget::Min => " --ram-budget min".to_string(),
             Budget::Percent(percent) => format!(" --ram-budget {}", self.percent(percent)),
         };
         if head != Head::Auto {
@@ -458,9 +309,17 @@ pub mod tests {
 
     #[test]
     fn buffered_cold_cells_get_a_container_that_is_smaller_than_what_they_stream() {
-        let budgets = vec![Budget::Percent(25), Budget::All];
-        let all = cells(Table { budgets, ..table() });
-        assert_eq!(all, ["m pread 25% head=auto t2 cold in 302 MiB", "m pread all head=auto t2 cold"]);
+        let (ways, budgets) = (vec![Way::Mmap, Way::Pread], vec![Budget::Percent(25), Budget::All]);
+        let all = cells(Table { ways, budgets, ..table() });
+        assert_eq!(
+            all,
+            [
+                "m mmap 25% head=auto t2 cold in 128 MiB",
+                "m mmap all head=auto t2 cold",
+                "m pread 25% head=auto t2 cold in 302 MiB",
+                "m pread all head=auto t2 cold"
+            ]
+        );
         let limited = cells(Table { limits: vec![Limit::Bytes(64 << 20)], ..table() });
         assert_eq!(limited, ["m pread min head=auto t2 cold in 64 MiB"]);
     }
@@ -471,30 +330,21 @@ pub mod tests {
     }
 
     #[test]
-    fn flags_follow_the_budget_and_the_programs_age() {
+    fn flags_follow_the_budget_and_the_head() {
         let cell = |budget, head| {
             let table = Table { budgets: vec![budget], heads: vec![head], ..table() };
             Table::cells(&[table], &[model()]).remove(0)
         };
-        let flags = |budget, head, new: bool| cell(budget, head).flags(new)[8..].join(" ");
-        assert_eq!(flags(Budget::Min, Head::Auto, true), "--ram-budget min");
-        assert_eq!(flags(Budget::Min, Head::Auto, false), "--layers stream --lm-head stream");
-        assert_eq!(flags(Budget::Min, Head::Resident, true), "--ram-budget min --lm-head resident");
-        assert_eq!(flags(Budget::Percent(50), Head::Stream, true), "--ram-budget 500000000 --lm-head stream");
-        assert_eq!(flags(Budget::All, Head::Auto, true), "--layers resident --lm-head resident");
+        let flags = |budget, head| cell(budget, head).flags()[8..].join(" ");
+        assert_eq!(flags(Budget::Min, Head::Auto), "--ram-budget min");
+        assert_eq!(flags(Budget::Min, Head::Resident), "--ram-budget min --lm-head resident");
+        assert_eq!(flags(Budget::Percent(50), Head::Stream), "--ram-budget 500000000 --lm-head stream");
+        assert_eq!(flags(Budget::Stream, Head::Auto), "--layers stream");
+        assert_eq!(flags(Budget::All, Head::Auto), "--layers resident --lm-head resident");
+        assert_eq!(flags(Budget::Auto, Head::Auto), "");
         assert_eq!(
-            cell(Budget::Min, Head::Auto).flags(true)[..8].join(" "),
+            cell(Budget::Min, Head::Auto).flags()[..8].join(" "),
             "-n 16 --backend pread --direct off --threads 2"
         );
-    }
-
-    #[test]
-    fn words_are_parsed_and_refused_with_what_was_wanted() {
-        assert!(Way::parse("uring+direct") == Ok(Way::UringDirect));
-        assert!(Way::parse("mmap+direct").unwrap_err().contains("pread+direct"));
-        assert_eq!(Budget::parse("25%").unwrap(), Budget::Percent(25));
-        for bad in ["0%", "25", "%", "-1%", "lots"] {
-            assert!(Budget::parse(bad).unwrap_err().contains("percentage"), "{bad}");
-        }
     }
 }

@@ -9,13 +9,7 @@ use std::hash::{DefaultHasher, Hasher};
 use std::path::Path;
 
 /// The first line of a record. What has to be equal for a run to be resumed stands under `key`.
-pub fn describe(
-    options: &Options,
-    binary: &Path,
-    folder: &Path,
-    has_budget: bool,
-    cells: &[Cell],
-) -> Result<Value> {
+pub fn describe(options: &Options, binary: &Path, folder: &Path, cells: &[Cell]) -> Result<Value> {
     let memory = field("/proc/meminfo", "MemTotal:").and_then(|kb| kb.split(' ').next()?.parse::<u64>().ok());
     let huge = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
     let cpu = field("/proc/cpuinfo", "model name").unwrap_or_default();
@@ -41,7 +35,6 @@ pub fn describe(
         "huge_pages": chosen(&huge),
         // How the tool fills the page cache for warm cells decides the size of its folios; nothing reports it afterwards.
         "folios": "large: evicted, then read from front to back 1 MiB at a time",
-        "has_ram_budget": has_budget,
         "cells": cells.iter().map(Cell::to_json).collect::<Vec<_>>(),
     }))
 }

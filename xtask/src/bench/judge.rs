@@ -1,6 +1,7 @@
 //! Whether a program ran to its end, and ran what its cell says.
 
-use super::cells::{Budget, Cache, Cell, Engine, Head, Way};
+use super::axes::{Budget, Cache, Engine, Head, Way};
+use super::cells::Cell;
 use super::child::Finished;
 use super::record::Status;
 use crate::sh::Result;
@@ -49,7 +50,8 @@ pub fn outcome(
             report.remove(key);
         }
     }
-    as_told(cell, &report).and_then(|()| as_cached(cell, &report, done.disk_bytes)).map_err(failed)?;
+    as_told(cell, &report).map_err(failed)?;
+    as_cached(cell, &report, done.disk_bytes).map_err(|reason| (Status::Spoilt, reason))?;
     Ok(report)
 }
 
@@ -77,10 +79,9 @@ fn as_told(cell: &Cell, report: &Value) -> Result {
     let streamed = number(report, "/io/streamed_bytes_per_pass")?;
     let wrong = match (cell.budget, cell.head) {
         (Budget::Stream, _) | (_, Head::Stream) => streamed == 0.0,
+        (Budget::All, _) => streamed > 0.0,
         // A model smaller than the window through which it would be streamed takes least when it stays.
-        (Budget::Min, _) => false,
-        (Budget::Resident | Budget::All, _) => streamed > 0.0,
-        (Budget::Percent(_), _) => false,
+        (Budget::Auto | Budget::Min | Budget::Percent(_), _) => false,
     };
     if wrong {
         return Err(format!("{streamed} bytes are streamed in a pass"));
@@ -181,8 +182,8 @@ mod tests {
 
     #[test]
     fn bytes_must_come_from_where_the_cell_says() {
-        let cold = reason(&cell(Budget::Min, Cache::Cold), &done(0, &report(), "", 500)).1;
-        assert_eq!(cold, "not cold: 50 % of what it read came from the page cache");
+        let cold = reason(&cell(Budget::Min, Cache::Cold), &done(0, &report(), "", 500));
+        assert_eq!(cold, (Status::Spoilt, "not cold: 50 % of what it read came from the page cache".into()));
         let warm = |disk| outcome(&cell(Budget::Min, Cache::Warm), &done(0, &report(), "", disk), 0);
         assert!(warm(19_000_000).is_ok());
         assert!(warm(21_000_000).unwrap_err().1.contains("21.0 MB came from the disk"));

@@ -1,9 +1,10 @@
 //! `cargo xtask bench`: what memory buys, measured in cells, each a process of its own.
 //!
-//! `cells` and `presets` say what is measured, `matrix` runs it with `cache`, `group`, `rates` and `child`, `judge` decides
-//! whether a run counts, `record` keeps it. `summary` makes figures of a record, `report`, `chart` and `pictures` show
+//! `axes`, `cells` and `presets` say what is measured, `matrix` prepares it, `runner` runs it with `cache`, `group`, `rates` and
+//! `child`, `judge` decides whether a run counts, `record` keeps it. `summary` makes figures of a record, `report`, `chart` and `pictures` show
 //! them, `compare` compares two, `readme` copies them.
 
+mod axes;
 mod cache;
 mod cells;
 mod chart;
@@ -22,6 +23,7 @@ mod rates;
 mod readme;
 mod record;
 mod report;
+mod runner;
 mod summary;
 
 use crate::sh::Result;

@@ -1,6 +1,7 @@
 //! The flags of `cargo xtask bench`.
 
-use super::cells::{Budget, Cache, Engine, Head, Limit, Table, Way, Word};
+use super::axes::{Budget, Cache, Engine, Head, Limit, Way, Word};
+use super::cells::Table;
 use super::presets::Preset;
 use crate::sh::Result;
 use std::path::PathBuf;
@@ -17,7 +18,7 @@ usage: cargo xtask bench [--preset smoke|seed|full] [FLAGS]      measure; smoke 
   --model LIST      files, or models of synth, which are written when they are needed; those of the preset keep their axes
   --engine LIST     sluice, loader
   --way LIST        auto, mmap, pread, pread+direct, uring, uring+direct
-  --budget LIST     stream, resident, min, all, or a percentage of the file such as 25%
+  --budget LIST     auto, stream, min, all, or a percentage of the file such as 25%
   --head LIST       auto, resident, stream
   --threads LIST
   --cache LIST      any, warm, cold
@@ -28,7 +29,7 @@ usage: cargo xtask bench [--preset smoke|seed|full] [FLAGS]      measure; smoke 
   --binary FILE     the program, instead of the one that is built now
   --out FILE        the record; report and pictures lie beside it (bench/record/PRESET.jsonl; smoke: in the build's folder)
   --fresh           replace a record that is there; without it an interrupted run goes on
-  --list            name the cells and the time they may take, and stop
+  --list            name the cells, and stop
   --peer llama-cpp-python   the same through llama.cpp, where that package can be imported
   --plant-delay PERCENT     hold every program up by so much, to see --compare find it; the record says so";
 
@@ -246,7 +247,7 @@ mod tests {
     #[test]
     fn flags_replace_the_axes_of_the_preset() {
         let given = options("--preset seed --way mmap,uring --threads 1 --budget min,25% --reps 3").unwrap();
-        let mut tables = given.preset.tables(true);
+        let mut tables = given.preset.tables();
         given.apply(&mut tables);
         assert_eq!(tables[0].ways, [Way::Mmap, Way::Uring]);
         assert_eq!(tables[0].threads, [1]);
@@ -259,7 +260,7 @@ mod tests {
     fn models_keep_the_axes_that_the_preset_gives_them() {
         let models = |line: &str| {
             let given = options(line).unwrap();
-            let mut tables = given.preset.tables(true);
+            let mut tables = given.preset.tables();
             given.apply(&mut tables);
             tables.iter().map(|table| (table.models.join("+"), table.tokens)).collect::<Vec<_>>()
         };
@@ -272,7 +273,7 @@ mod tests {
     #[test]
     fn the_loader_can_be_asked_for_in_any_preset() {
         let given = options("--preset seed --engine loader --budget all").unwrap();
-        let mut tables = given.preset.tables(true);
+        let mut tables = given.preset.tables();
         given.apply(&mut tables);
         assert_eq!(tables.len(), 1);
         assert_eq!((tables[0].engine, &tables[0].budgets[..]), (Engine::Loader, &[Budget::Stream][..]));

@@ -1,6 +1,7 @@
 //! llama.cpp beside us: the same file, prompt and container, through the Python package `llama-cpp-python`.
 
-use super::cells::{Budget, Cache, Cell, Engine, Head, Way};
+use super::axes::{Budget, Cache, Engine, Head, Way};
+use super::cells::Cell;
 use super::models::Model;
 use crate::sh::{Result, command, stdout};
 use std::process::Command;
@@ -55,7 +56,7 @@ pub fn cells(ours: &[Cell]) -> Vec<Cell> {
         let peer = Cell {
             engine: Engine::Peer,
             way: Way::Auto,
-            budget: Budget::Resident,
+            budget: Budget::All,
             head: Head::Auto,
             isa: "",
             extra: "",
@@ -78,7 +79,8 @@ pub fn command_for(cell: &Cell, model: &Model, prompt: &str) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::cells::{Limit, Table, tests};
+    use crate::bench::axes::Limit;
+    use crate::bench::cells::{Table, tests};
 
     #[test]
     fn it_gets_a_cell_for_each_container_and_number_of_threads() {

@@ -1,6 +1,7 @@
 //! The matrices that have names.
 
-use super::cells::{Budget, Cache, Engine, Head, Limit, Table, Way};
+use super::axes::{Budget, Cache, Engine, Head, Limit, Way};
+use super::cells::Table;
 use super::models::SMOKE;
 
 /// A named matrix.
@@ -38,10 +39,10 @@ impl Preset {
         }
     }
 
-    /// Its tables; `has_budget` says whether the program knows `--ram-budget`.
-    pub fn tables(self, has_budget: bool) -> Vec<Table> {
+    /// Its tables.
+    pub fn tables(self) -> Vec<Table> {
         match self {
-            Self::Smoke => smoke(has_budget),
+            Self::Smoke => smoke(),
             Self::Seed => vec![seed()],
             Self::Full => full(),
         }
@@ -61,14 +62,14 @@ const WORK: [&str; 4] = [
     "--lm-head-rows 7 --chunk-bytes 70k --prompt-batch 5",
 ];
 
-fn smoke(has_budget: bool) -> Vec<Table> {
+fn smoke() -> Vec<Table> {
     // The plainest way, which all others are compared with: everything in memory, one thread, the kernels that define
     // the numbers.
     let plain = Table {
         engine: Engine::Sluice,
         models: SMOKE.map(String::from).to_vec(),
         ways: vec![Way::Pread],
-        budgets: vec![Budget::Resident],
+        budgets: vec![Budget::All],
         heads: vec![Head::Resident],
         threads: vec![1],
         caches: vec![Cache::Any],
@@ -87,6 +88,7 @@ fn smoke(has_budget: bool) -> Vec<Table> {
         ..usual.clone()
     };
     let resident = Table { threads: vec![2], ..usual.clone() };
+    let least = Table { budgets: vec![Budget::Min], heads: vec![Head::Auto], threads: vec![2], ..usual };
     let scalar = Table {
         ways,
         budgets: vec![Budget::Stream],
@@ -94,11 +96,7 @@ fn smoke(has_budget: bool) -> Vec<Table> {
         extras: vec![WORK[3]],
         ..plain.clone()
     };
-    let mut tables = vec![plain, streamed, resident, scalar];
-    if has_budget {
-        tables.push(Table { budgets: vec![Budget::Min], heads: vec![Head::Auto], threads: vec![2], ..usual });
-    }
-    tables
+    vec![plain, streamed, resident, scalar, least]
 }
 
 fn seed() -> Table {
@@ -161,14 +159,14 @@ mod tests {
     fn cells(preset: Preset) -> Vec<Cell> {
         let names = ["mixed", "tied", "tinyllama_1b", "llama3_8b"];
         let models = names.map(|name| Model { name: name.into(), path: name.into(), bytes: 1 << 30 });
-        Table::cells(&preset.tables(true), &models)
+        Table::cells(&preset.tables(), &models)
     }
 
     #[test]
     fn smoke_covers_every_way_and_starts_with_the_plain_one() {
         let all = cells(Preset::Smoke);
         assert_eq!(all.len(), 2 * (1 + 5 * (2 * 3 * 4) + 5 + 5 + 5));
-        assert_eq!(all[0].to_string(), "mixed pread resident head=resident t1 scalar");
+        assert_eq!(all[0].to_string(), "mixed pread all head=resident t1 scalar");
         for way in WAYS {
             assert!(all.iter().filter(|cell| cell.way == way).count() > 40, "{way:?}");
         }

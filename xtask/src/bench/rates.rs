@@ -19,8 +19,11 @@ const DEPTHS: [usize; 3] = [4, 16, 32];
 /// Seconds that each of the nine combinations gets: several passes over the disk's own queue.
 const TRIAL_S: f64 = 0.5;
 
-/// Seconds of a measurement between two runs: long beside a burst, short enough to be repeated for each of them.
-pub const SLICE_S: f64 = 1.0;
+/// Seconds of a measurement between two runs on a file of so many bytes: about one pass over it, long beside a burst of
+/// the disk, short enough to be repeated for each run.
+pub fn slice_s(file_bytes: u64) -> f64 {
+    (file_bytes as f64 / 2e9).clamp(1.0, 3.0)
+}
 
 /// Direct reads want buffers and offsets that are multiples of the device's block, nowhere more than this.
 const ALIGN: usize = 4096;

@@ -17,15 +17,18 @@ pub enum Status {
     Killed,
     /// It took too long.
     TimedOut,
+    /// The page cache was not what the cell says.
+    Spoilt,
     /// The machine does not have what it needs.
     Skipped,
 }
 
-const STATUSES: [(Status, &str); 5] = [
+const STATUSES: [(Status, &str); 6] = [
     (Status::Ok, "ok"),
     (Status::Failed, "failed"),
     (Status::Killed, "killed"),
     (Status::TimedOut, "timed out"),
+    (Status::Spoilt, "spoilt"),
     (Status::Skipped, "skipped"),
 ];
 
@@ -47,13 +50,17 @@ pub struct Repetition {
     pub status: Status,
     /// Why, if not well.
     pub reason: String,
+    /// How often it was run until the page cache was what the cell says; what is here is the last time.
+    pub tries: u32,
     /// Seconds of the process.
     pub wall_s: f64,
+    /// Seconds of it all: every try, with making the cache's state and measuring the disk.
+    pub total_s: f64,
     /// Bytes that block devices delivered for it.
     pub disk_bytes: Option<u64>,
-    /// The disk's rate just before, in bytes per second; only for cold cells.
+    /// The disk's rate, the mean of just before and just after, in bytes per second; only for cold cells.
     pub disk_rate: Option<f64>,
-    /// The memory's rate in this round at this number of threads, in bytes per second.
+    /// The memory's rate at this number of threads, not long before, in bytes per second.
     pub memory_rate: Option<f64>,
     /// The most that was charged to its container, page cache included.
     pub group_peak_bytes: Option<u64>,
@@ -62,6 +69,24 @@ pub struct Repetition {
 }
 
 impl Repetition {
+    /// One that has not been run.
+    pub fn skipped(cell: String, round: u32) -> Self {
+        Self {
+            cell,
+            round,
+            status: Status::Skipped,
+            reason: String::new(),
+            tries: 1,
+            wall_s: 0.0,
+            total_s: 0.0,
+            disk_bytes: None,
+            disk_rate: None,
+            memory_rate: None,
+            group_peak_bytes: None,
+            report: Value::Null,
+        }
+    }
+
     /// As a line of a record.
     pub fn to_json(&self) -> Value {
         json!({
@@ -70,7 +95,9 @@ impl Repetition {
             "round": self.round,
             "status": self.status.word(),
             "reason": self.reason,
+            "tries": self.tries,
             "wall_s": self.wall_s,
+            "total_s": self.total_s,
             "disk_bytes": self.disk_bytes,
             "disk_rate": self.disk_rate,
             "memory_rate": self.memory_rate,
@@ -87,7 +114,9 @@ impl Repetition {
             round: line["round"].as_u64()?.try_into().ok()?,
             status: STATUSES.iter().find(|(_, word)| *word == status)?.0,
             reason: line["reason"].as_str().unwrap_or_default().into(),
+            tries: line["tries"].as_u64().map_or(Some(1), |tries| tries.try_into().ok())?,
             wall_s: line["wall_s"].as_f64()?,
+            total_s: line["total_s"].as_f64().or(line["wall_s"].as_f64())?,
             disk_bytes: line["disk_bytes"].as_u64(),
             disk_rate: line["disk_rate"].as_f64(),
             memory_rate: line["memory_rate"].as_f64(),
@@ -211,21 +240,18 @@ pub mod tests {
     /// A repetition that went well: `tok_s` tokens per second.
     pub fn repetition(cell: &str, round: u32, tok_s: f64) -> Repetition {
         Repetition {
-            cell: cell.into(),
-            round,
             status: Status::Ok,
-            reason: String::new(),
             wall_s: 1.5,
+            total_s: 2.5,
             disk_bytes: Some(1000),
-            disk_rate: None,
             memory_rate: Some(4e10),
-            group_peak_bytes: None,
             report: json!({
                 "timings": {"decode_tok_s": tok_s, "prefill_tok_s": 2.0 * tok_s, "ttft_s": 0.5},
                 "memory": {"peak_rss_bytes": 20_000_000},
                 "io": {"streamed_bytes_per_pass": 500_000_000, "resident_bytes": 0},
                 "logits_digest": "0123456789abcdef",
             }),
+            ..Repetition::skipped(cell.into(), round)
         }
     }
 

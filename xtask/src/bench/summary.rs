@@ -166,12 +166,14 @@ pub fn pareto(points: &[(f64, f64)]) -> Vec<usize> {
     order
 }
 
-/// For each budget of the rows, in their order, the fastest that went well.
+/// For each engine and budget of the rows, in their order, the fastest that went well.
 pub fn fastest_by_budget<'a>(rows: &[&'a Row]) -> Vec<&'a Row> {
     let mut best: Vec<&Row> = Vec::new();
     for row in rows.iter().filter(|row| row.status == Status::Ok && row.speed.is_some()) {
         let speed = |row: &Row| row.speed.map_or(0.0, |speed| speed.median);
-        match best.iter_mut().find(|other| other.word("budget") == row.word("budget")) {
+        let alike =
+            |other: &&mut &Row| ["engine", "budget"].iter().all(|axis| other.word(axis) == row.word(axis));
+        match best.iter_mut().find(alike) {
             Some(other) if speed(other) < speed(row) => *other = row,
             Some(_) => {}
             None => best.push(row),

@@ -1,0 +1,371 @@
+//! Running cells: every one once per round, so that a slow minute does not fall on one of them.
+
+use super::axes::{Cache, Engine};
+use super::cells::Cell;
+use super::child::{self, How};
+use super::group::Groups;
+use super::models::Model;
+use super::options::Options;
+use super::presets::Preset;
+use super::record::{Journal, Repetition, Status};
+use super::{cache, judge, peer, rates};
+use crate::sh::{Result, command};
+use serde_json::json;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// 9 and 12 tokens in the vocabularies of the smoke preset: whole groups of five and a rest.
+const PROMPT: &str = "the same bits";
+
+/// Seconds that the loader streams in a cell of its own: several passes over the files of the presets, and no model.
+pub const LOADER_S: u32 = 2;
+
+/// How often a run is tried again whose page cache was not what its cell says: somebody else has read the file, or the
+/// kernel kept a few of its pages. What fails three times has another cause.
+const TRIES: u32 = 3;
+
+/// Age at which the memory's rate is measured again: it follows what other machines on the same host do, and takes 0.6 s.
+const MEMORY_AGE: Duration = Duration::from_secs(60);
+
+/// Runs cells and writes what they gave into a record.
+pub struct Runner<'a> {
+    options: &'a Options,
+    binary: PathBuf,
+    /// The loader's example, where a cell or the disk's rate wants it.
+    example: Option<PathBuf>,
+    models: Vec<Model>,
+    groups: Result<Groups>,
+    /// How the disk is measured under each model; a file system may refuse.
+    disks: HashMap<String, Result<rates::Disk>>,
+    /// The model whose cold cell ended just now, and the disk's rate since then.
+    disk_after: Option<(String, f64)>,
+    /// The memory's rate by threads, and when it was measured.
+    memory: HashMap<u32, (Instant, f64)>,
+    /// The model that this run has brought into the page cache.
+    warmed: Option<String>,
+    /// What cells have taken, everything included, for the estimate of the time left.
+    seconds: HashMap<String, f64>,
+    journal: Journal,
+}
+
+impl<'a> Runner<'a> {
+    /// Everything that cells need, found beforehand; `journal` may hold the beginning of the run.
+    pub fn new(
+        options: &'a Options,
+        binary: PathBuf,
+        example: Option<PathBuf>,
+        models: Vec<Model>,
+        groups: Result<Groups>,
+        journal: Journal,
+    ) -> Self {
+        Self {
+            options,
+            binary,
+            example,
+            models,
+            groups,
+            disks: HashMap::new(),
+            disk_after: None,
+            memory: HashMap::new(),
+            warmed: None,
+            seconds: HashMap::new(),
+            journal,
+        }
+    }
+
+    /// Runs what the record does not hold yet, to the end.
+    ///
+    /// # Errors
+    /// When something other than a cell fails: a program cannot be started, the record not be written.
+    pub fn rounds(mut self, cells: &[Cell]) -> Result {
+        let mut digests = Digests::new();
+        let mut given_up: Vec<String> = Vec::new();
+        let found = std::mem::take(&mut self.journal.found);
+        for old in &found {
+            note_end(old, &mut given_up);
+            self.seconds.insert(old.cell.clone(), old.total_s);
+            let cell = cells.iter().find(|cell| cell.to_string() == old.cell);
+            if let (Some(cell), Some(digest), Status::Ok) = (cell, judge::digest(&old.report), old.status) {
+                digests.entry((cell.model.clone(), cell.tokens)).or_insert((old.cell.clone(), digest.into()));
+            }
+        }
+        if !found.is_empty() {
+            eprintln!("going on after {} runs", found.len());
+        }
+        // An interrupted run has taken what its parts have.
+        let mut seconds: f64 = found.iter().map(|old| old.total_s).sum();
+        for round in 0..self.options.reps {
+            let ordered = order(cells, round);
+            for (place, cell) in ordered.iter().enumerate() {
+                let id = cell.to_string();
+                let there = found.iter().any(|old| old.cell == id && old.round == round);
+                if there || given_up.contains(&id) {
+                    continue;
+                }
+                let begin = Instant::now();
+                let mut repetition = self.repetition(cell, round)?;
+                while repetition.status == Status::Spoilt && repetition.tries < TRIES {
+                    eprintln!("            {id}: {}; once more", repetition.reason);
+                    let tries = repetition.tries + 1;
+                    repetition = Repetition { tries, ..self.repetition(cell, round)? };
+                }
+                agree(cell, &mut repetition, &mut digests);
+                repetition.total_s = begin.elapsed().as_secs_f64();
+                seconds += repetition.total_s;
+                self.journal.append(&repetition.to_json())?;
+                self.seconds.insert(id, repetition.total_s);
+                note_end(&repetition, &mut given_up);
+                let later = self.options.reps - round - 1;
+                self.progress(&repetition, &ordered[place + 1..], &ordered, later);
+            }
+        }
+        self.journal.append(&json!({"kind": "end", "seconds": seconds}))
+    }
+
+    /// Runs a cell once: its cache state is made, disk and memory measured, the program run and judged.
+    fn repetition(&mut self, cell: &Cell, round: u32) -> Result<Repetition> {
+        let mut repetition = Repetition::skipped(cell.to_string(), round);
+        let model =
+            self.models.iter().find(|model| model.name == cell.model).expect("cells are of these models");
+        let model = model.clone();
+        // None is needed where nobody looks at speed.
+        repetition.memory_rate = (cell.cache != Cache::Any).then(|| self.memory_rate(cell.threads));
+        let before = self.disk_rate(cell, &model)?;
+        if let Err(reason) = self.make_cache_state(cell, &model) {
+            return Ok(Repetition { status: Status::Spoilt, reason, ..repetition });
+        }
+        let group = match (cell.limit, &self.groups) {
+            (None, _) => None,
+            (Some(limit), Ok(groups)) => Some(groups.make(limit)?),
+            (Some(_), Err(reason)) => {
+                return Ok(Repetition { reason: reason.clone(), ..repetition });
+            }
+        };
+        let how = How {
+            limit: self.options.timeout,
+            group: group.as_ref(),
+            delay_percent: self.options.delay_percent,
+        };
+        let done = child::run(self.command(cell, &model)?, how)?;
+        repetition.wall_s = done.wall_s;
+        repetition.disk_bytes = done.disk_bytes;
+        repetition.group_peak_bytes = group.as_ref().and_then(|group| group.peak_bytes());
+        match judge::outcome(cell, &done, group.as_ref().map_or(0, |group| group.killed())) {
+            Ok(report) => (repetition.status, repetition.report) = (Status::Ok, report),
+            Err((status, reason)) => {
+                let path = model.path.to_string_lossy();
+                (repetition.status, repetition.reason) = (status, reason.replace(&*path, &model.name));
+            }
+        }
+        drop(group);
+        if let Some(before) = before {
+            let after = self.disk_rate(cell, &model)?;
+            self.disk_after = after.map(|rate| (model.name.clone(), rate));
+            repetition.disk_rate = after.map(|after| f64::midpoint(before, after));
+        }
+        Ok(repetition)
+    }
+
+    /// The memory's rate at so many threads, not long ago.
+    fn memory_rate(&mut self, threads: u32) -> f64 {
+        match self.memory.get(&threads) {
+            Some((when, rate)) if when.elapsed() < MEMORY_AGE => *rate,
+            _ => {
+                let rate = rates::memory(threads);
+                self.memory.insert(threads, (Instant::now(), rate));
+                rate
+            }
+        }
+    }
+
+    /// The disk's rate now, for a cold cell, where it can be measured.
+    fn disk_rate(&mut self, cell: &Cell, model: &Model) -> Result<Option<f64>> {
+        let last = self.disk_after.take();
+        if cell.cache != Cache::Cold {
+            return Ok(None);
+        }
+        if let Some((name, rate)) = last
+            && name == model.name
+        {
+            return Ok(Some(rate));
+        }
+        if !self.disks.contains_key(&model.name) {
+            let disk = rates::Disk::calibrate(&model.path, self.example.as_deref());
+            let how = match &disk {
+                Ok(disk) => disk.how.clone(),
+                Err(reason) => reason.replace(&*model.path.to_string_lossy(), &model.name),
+            };
+            self.journal.append(&json!({"kind": "disk", "model": model.name, "how": how}))?;
+            self.disks.insert(model.name.clone(), disk);
+        }
+        let disk = self.disks[&model.name].as_ref().ok();
+        disk.map(|disk| disk.slice(rates::slice_s(model.bytes))).transpose()
+    }
+
+    /// Brings the page cache into the cell's state.
+    fn make_cache_state(&mut self, cell: &Cell, model: &Model) -> Result {
+        match cell.cache {
+            Cache::Any => Ok(()),
+            Cache::Warm => {
+                // Only what this run has read itself is known to lie in large folios.
+                if self.warmed.as_ref() != Some(&model.name) || cache::is_warm(&model.path).is_err() {
+                    self.warmed = None;
+                    cache::warm(&model.path)?;
+                    self.warmed = Some(model.name.clone());
+                }
+                Ok(())
+            }
+            Cache::Cold => {
+                self.warmed = None;
+                cache::evict(&model.path)
+            }
+        }
+    }
+
+    fn command(&self, cell: &Cell, model: &Model) -> Result<Command> {
+        let (backend, direct) = cell.way.flags();
+        match cell.engine {
+            Engine::Peer => Ok(peer::command_for(cell, model, PROMPT)),
+            Engine::Loader => {
+                let example = self.example.as_ref().ok_or("the loader's example is not built")?;
+                let mut stream = command(&example.to_string_lossy(), &[]);
+                stream.arg(&model.path).arg("json").arg(format!("seconds={LOADER_S}"));
+                stream.arg(format!("workers={}", cell.threads));
+                stream.arg(format!("backend={backend}")).arg(format!("direct={direct}"));
+                Ok(stream)
+            }
+            Engine::Sluice => {
+                let mut sluice = command(&self.binary.to_string_lossy(), &["run"]);
+                sluice.arg(&model.path).args(["-p", PROMPT, "--temp", "0", "--json"]);
+                sluice.args(cell.flags());
+                if !cell.isa.is_empty() {
+                    sluice.env("SLUICE_ISA", cell.isa);
+                }
+                Ok(sluice)
+            }
+        }
+    }
+
+    /// One line per run, or for the smoke preset one per failure.
+    fn progress(&self, repetition: &Repetition, rest: &[&Cell], all: &[&Cell], later_rounds: u32) {
+        if self.options.preset == Preset::Smoke && matches!(repetition.status, Status::Ok | Status::Skipped) {
+            return;
+        }
+        // What a cell took the last time, or is guessed to take.
+        let cost = |cells: &[&Cell]| -> f64 {
+            let of = |cell: &&Cell| self.seconds.get(&cell.to_string()).copied().unwrap_or(cell.seconds());
+            cells.iter().map(of).sum()
+        };
+        let left = cost(rest) + f64::from(later_rounds) * cost(all);
+        let what = match repetition.status {
+            Status::Ok => {
+                let number = |pointer, unit: f64| repetition.number(pointer).map(|value| value / unit);
+                let speed = number("/timings/decode_tok_s", 1.0).map(|speed| format!("{speed:.2} tok/s"));
+                let speed = speed.or_else(|| number("/gb_s", 1.0).map(|rate| format!("{rate:.2} GB/s")));
+                let peak = number("/memory/peak_rss_bytes", 1e6).or_else(|| number("/vm_hwm_kb", 1e3));
+                format!("{}, {:.1} MB", speed.unwrap_or_default(), peak.unwrap_or(0.0))
+            }
+            status => format!("{}: {}", status.word(), repetition.reason),
+        };
+        eprintln!("{:>5} left  {:<70} {what}", time(left), repetition.cell);
+    }
+}
+
+/// The cells in the order of a round: warm ones together, so that a file is brought in once and not for each of them,
+/// then the rest; each round begins at another place.
+fn order(cells: &[Cell], round: u32) -> Vec<&Cell> {
+    let (warm, cold): (Vec<&Cell>, Vec<&Cell>) = cells.iter().partition(|cell| cell.cache == Cache::Warm);
+    let mut warm = turned(warm, round);
+    // Turning may have split a model's cells in two.
+    warm.sort_by(|a, b| a.model.cmp(&b.model));
+    warm.into_iter().chain(turned(cold, round)).collect()
+}
+
+/// By a third of the list per round.
+fn turned(mut cells: Vec<&Cell>, round: u32) -> Vec<&Cell> {
+    let turn = cells.len().div_ceil(3) * round as usize % cells.len().max(1);
+    cells.rotate_left(turn);
+    cells
+}
+
+/// By model and number of tokens the first cell and its digest.
+type Digests = HashMap<(String, u32), (String, String)>;
+
+/// Fails a repetition whose logits differ from those of the first cell of its model.
+fn agree(cell: &Cell, repetition: &mut Repetition, digests: &mut Digests) {
+    let Some(digest) = judge::digest(&repetition.report) else {
+        return;
+    };
+    let first = digests.entry((cell.model.clone(), cell.tokens));
+    let (other, wanted) = first.or_insert_with(|| (repetition.cell.clone(), digest.into()));
+    if wanted != digest {
+        repetition.status = Status::Failed;
+        repetition.reason = format!("logits_digest {digest}, but {wanted} in: {other}");
+    }
+}
+
+/// Remembers a cell that is not worth another try: it would take as long again, or be skipped for the same reason.
+fn note_end(repetition: &Repetition, given_up: &mut Vec<String>) {
+    if matches!(repetition.status, Status::TimedOut | Status::Killed | Status::Skipped) {
+        given_up.push(repetition.cell.clone());
+    }
+}
+
+fn time(seconds: f64) -> String {
+    let seconds = seconds.round() as u64;
+    format!("{}:{:02}", seconds / 60, seconds % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::axes::Way;
+    use crate::bench::cells::{Table, tests};
+    use crate::bench::record::tests::repetition;
+
+    #[test]
+    fn a_round_has_every_cell_once_and_the_warm_ones_together() {
+        let table = Table {
+            ways: vec![Way::Mmap, Way::Pread, Way::UringDirect],
+            caches: vec![Cache::Cold, Cache::Warm],
+            threads: vec![1, 2],
+            ..tests::table()
+        };
+        let cells = Table::cells(&[table], &[tests::model()]);
+        let rounds: Vec<Vec<String>> =
+            (0..3).map(|round| order(&cells, round).iter().map(ToString::to_string).collect()).collect();
+        for round in &rounds {
+            let mut sorted = round.clone();
+            sorted.sort_unstable();
+            sorted.dedup();
+            assert_eq!(sorted.len(), cells.len());
+            assert!(round.iter().position(|id| id.contains("cold")) == Some(4), "{round:?}");
+        }
+        assert!(rounds[0] != rounds[1] && rounds[1] != rounds[2], "each begins elsewhere");
+    }
+
+    #[test]
+    fn logits_that_differ_fail_the_second_cell() {
+        let cell = Table::cells(&[tests::table()], &[tests::model()]).remove(0);
+        let mut digests = Digests::new();
+        let mut first = repetition("first", 0, 5.0);
+        agree(&cell, &mut first, &mut digests);
+        let mut second = repetition("second", 0, 5.0);
+        second.report["logits_digest"] = "other".into();
+        agree(&cell, &mut second, &mut digests);
+        assert_eq!((first.status, second.status), (Status::Ok, Status::Failed));
+        assert!(second.reason.contains("other") && second.reason.ends_with("first"), "{}", second.reason);
+    }
+
+    #[test]
+    fn hopeless_cells_are_not_tried_again() {
+        let mut given_up = Vec::new();
+        for (name, status) in [("a", Status::Ok), ("b", Status::Failed), ("c", Status::TimedOut)] {
+            note_end(&Repetition { status, ..repetition(name, 0, 1.0) }, &mut given_up);
+        }
+        assert_eq!(given_up, ["c"]);
+        assert_eq!(time(125.4), "2:05");
+    }
+}
