@@ -176,6 +176,36 @@ impl Plan {
         }
     }
 
+    /// The plan of the groups in `passes` alone, and of those of their chunks that are `wanted`: a part of the model that runs
+    /// by itself. All of it is streamed.
+    pub fn part(&self, passes: &[Vec<Vec<WeightId>>], wanted: impl Fn(&Chunk) -> bool) -> Self {
+        let mut part = Self { chunks: Vec::new(), passes: Vec::new(), resident: Vec::new() };
+        let mut taken: HashMap<u32, u32> = HashMap::new();
+        for (groups, whole) in passes.iter().zip(&self.passes) {
+            let mut pass = PassPlan::default();
+            for weights in groups {
+                let start = pass.steps.len();
+                let group = whole.groups.iter().find(|group| group.weights == *weights);
+                let steps = group.map_or(&[][..], |group| &whole.steps[group.steps.clone()]);
+                for &step in steps {
+                    let chunk = &self.chunks[step as usize];
+                    if wanted(chunk) {
+                        let new = *taken.entry(step).or_insert(part.chunks.len() as u32);
+                        if new as usize == part.chunks.len() {
+                            part.chunks.push(chunk.clone());
+                            part.resident.push(false);
+                        }
+                        pass.steps.push(new);
+                    }
+                }
+                let steps = start..pass.steps.len();
+                pass.groups.push(Group { weights: weights.clone(), steps, resident: false });
+            }
+            part.passes.push(pass);
+        }
+        part
+    }
+
     /// The loader's view: byte ranges and how often each is borrowed.
     ///
     /// # Errors

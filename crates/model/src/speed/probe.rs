@@ -1,0 +1,444 @@
+//! Measures what [`super::speed`] reckons with: the disk, the page cache, memory and products, on the file itself.
+//!
+//! It takes a second or three, whatever the length of the file, and reads at most [`MOST_READ`] bytes of it from the disk, and
+//! up to [`SAMPLE`] bytes of its layers (at least one layer) twice through the page cache. In memory are at most that many, and
+//! where even so much is not available the products are timed while they are streamed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sluice_loader::{Backend, Schedule, Step, Stream};
+
+use super::sample::{Part, Sample, Size, size, walk};
+use super::{Compute, Speed, Streaming, Work, speed};
+use crate::available::available;
+use crate::budget::settle::{Settled, settle};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::options::{BackendChoice, Budget, Direct, Options};
+use crate::plan::Plan;
+use crate::stream::PassKind;
+use crate::team::Team;
+
+/// Bytes of layers that products are timed on: five times the last-level cache of this machine, so that they come from memory,
+/// and at its speed passes of some milliseconds.
+const SAMPLE: u64 = 160 << 20;
+
+/// Most bytes that are read from the disk to know its rate.
+const MOST_READ: u64 = 2 << 30;
+
+/// Places in the file that the disk is tried at, one after the other: its parts may differ.
+const PLACES: usize = 8;
+
+/// How long the disk is tried for: a quarter of a second, and an eighth more for every gigabyte of the file, up to
+/// [`LONGEST_TRIAL`]. The rate of this machine's disk swings by half within seconds.
+const SHORTEST_TRIAL: Duration = Duration::from_millis(250);
+const LONGEST_TRIAL: Duration = Duration::from_millis(800);
+
+/// Each kind of pass is repeated for this long, but at least [`FEWEST`] times; the median counts.
+const REPEAT: Duration = Duration::from_millis(60);
+const FEWEST: usize = 3;
+
+/// Numbers of tokens that products are timed with: one, the fewest that a prompt's batch has, a whole tile of the kernels', and
+/// the longest batch that is chosen where all stays. Longer ones take as much more as they are longer.
+const BATCHES: [usize; 3] = [8, 64, crate::budget::MOST_RESIDENT];
+
+/// A number of tokens is not tried when it would take this long, as it does on a slow machine.
+const TOO_LONG: f64 = 1.0;
+
+/// Attention is timed at the position asked for, up to this one; beyond, it grows by as much for each position.
+const FAR: usize = 1024;
+
+/// Tokens of the prompt whose speed is predicted, or as many as the context has.
+const PROMPT: usize = 512;
+
+/// Chunks are cut to suit a budget or at their usual length, and reading is timed for each: this divides them.
+const SHORT_CHUNK: usize = 384 << 10;
+
+/// What was measured, in bytes and seconds; None where there was nothing to measure or no way to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// Direct reads of this file.
+    pub disk_bytes_s: Option<f64>,
+    /// A pass of one token whose weights come from the page cache, products included.
+    pub cached_bytes_s: Option<f64>,
+    /// A pass of one token whose weights stay, all between products included.
+    pub resident_bytes_s: Option<f64>,
+    /// Reading what stays and nothing else.
+    pub memory_bytes_s: Option<f64>,
+    /// Multiplications of weights and activations per second, for the longest batch that was tried.
+    pub prefill_products_s: Option<f64>,
+    /// How long all this took.
+    pub took_s: f64,
+}
+
+/// The speed at one budget; None where it cannot be told.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Outlook {
+    /// Streamed bytes are in the page cache.
+    pub warm: Option<Speed>,
+    /// Streamed bytes come from the disk in every pass.
+    pub cold: Option<Speed>,
+}
+
+/// Speeds at several budgets.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Forecast {
+    /// Tokens of the prompt that prefill is told for.
+    pub prompt: usize,
+    /// Position that decode is told for: the middle of the context, so that it is the mean of a text that fills it.
+    pub position: usize,
+    /// What it is reckoned from.
+    pub measured: Measured,
+    /// By budget, in the order given.
+    pub outlooks: Vec<Outlook>,
+    /// Why something is not told, a line each.
+    pub notes: Vec<String>,
+}
+
+/// Predicts the speed of sessions on `model` with `options` at each of `budgets`. One that cannot be kept has no outlook.
+///
+/// # Errors
+/// As [`crate::Session::open`], but for budgets; and all that reading can meet.
+pub fn forecast(model: &Model, options: &Options, budgets: &[Budget]) -> Result<Forecast> {
+    let prompt = PROMPT.min(options.context).max(1);
+    let mut notes = Vec::new();
+    // All plans first: what measuring takes would be counted as the program's own.
+    let mut ways = Ways::default();
+    let mut runs = Vec::with_capacity(budgets.len());
+    for &budget in budgets {
+        let options = Options { budget, ..options.clone() };
+        runs.push((ways.warm(model, &options)?, ways.cold(model, &options, &mut notes)?));
+    }
+    let began = Instant::now();
+    let workers = options.threads.unwrap_or_else(Team::default_workers);
+    let longest = runs.iter().flat_map(|(warm, cold)| [warm, cold]).flatten().map(|run| run.work.batch).max();
+    let mut probe = Probe {
+        model,
+        options,
+        team: Arc::new(Team::new(workers)?),
+        prompt,
+        position: options.context / 2,
+        longest: longest.unwrap_or(1).min(prompt),
+        measured: Measured::default(),
+    };
+    let rates = probe.all(&ways)?;
+    let disk = rates.iter().find(|rate| matches!(rate.streaming, Streaming::Ahead { .. }));
+    let of = |run: &Option<Run>, cold: bool| -> Option<Speed> {
+        let run = run.as_ref()?;
+        let rate = &rates[run.way];
+        let mut speed = speed(&run.work, &rate.compute, rate.streaming, prompt);
+        if cold && matches!(rate.streaming, Streaming::InTurn { .. }) {
+            // Mapped for good: read once, from the disk.
+            speed.start_s = disk.map_or(speed.start_s, |disk| disk.streaming.fill_s(run.work.resident));
+        }
+        Some(speed)
+    };
+    let outlooks =
+        runs.iter().map(|(warm, cold)| Outlook { warm: of(warm, false), cold: of(cold, true) }).collect();
+    probe.measured.took_s = began.elapsed().as_secs_f64();
+    let Probe { position, measured, .. } = probe;
+    Ok(Forecast { prompt, position, measured, outlooks, notes })
+}
+
+/// How a run reads, and what.
+struct Run {
+    /// Index into [`Ways`].
+    way: usize,
+    work: Work,
+}
+
+/// A way of reading, with one of the plans that use it.
+struct Way {
+    backend: Arc<dyn Backend>,
+    plan: Plan,
+    short: bool,
+}
+
+#[derive(Default)]
+struct Ways {
+    all: Vec<Way>,
+}
+
+impl Ways {
+    /// The run when the page cache holds what is streamed.
+    fn warm(&mut self, model: &Model, options: &Options) -> Result<Option<Run>> {
+        if options.direct == Direct::On {
+            return Ok(None);
+        }
+        self.run(model, &Options { direct: Direct::Off, ..options.clone() })
+    }
+
+    /// The run when every streamed byte comes from the disk.
+    fn cold(&mut self, model: &Model, options: &Options, notes: &mut Vec<String>) -> Result<Option<Run>> {
+        // Where all stays, opening by itself is what a run does, and it maps.
+        if options.direct == Direct::Auto {
+            let settled = match settle(model, options, None) {
+                Err(Error::Budget(_)) => return Ok(None),
+                settled => settled?,
+            };
+            if settled.plan.schedule(&model.table)?.streamed_bytes(0) == 0 {
+                return self.enter(model, settled).map(Some);
+            }
+        }
+        if options.direct == Direct::Off || options.backend == BackendChoice::Mmap {
+            return Ok(None);
+        }
+        match self.run(model, &Options { direct: Direct::On, ..options.clone() }) {
+            Err(Error::Stream(error)) if options.direct == Direct::Auto => {
+                let line = format!("no speed from the disk is told: {error}");
+                if !notes.contains(&line) {
+                    notes.push(line);
+                }
+                Ok(None)
+            }
+            run => run,
+        }
+    }
+
+    fn run(&mut self, model: &Model, options: &Options) -> Result<Option<Run>> {
+        match settle(model, options, None) {
+            Err(Error::Budget(_)) => Ok(None),
+            settled => self.enter(model, settled?).map(Some),
+        }
+    }
+
+    fn enter(&mut self, model: &Model, settled: Settled) -> Result<Run> {
+        let Settled { backend, plan, batch, .. } = settled;
+        let schedule = plan.schedule(&model.table)?;
+        let work = Work {
+            streamed: schedule.streamed_bytes(0),
+            streamed_without_head: schedule.streamed_bytes(1),
+            resident: schedule.resident_bytes(),
+            batch: batch.max(1),
+        };
+        let longest = schedule.steps().iter().map(|step| step.range.len).max().unwrap_or(0);
+        let short = longest < SHORT_CHUNK;
+        let key = |backend: &dyn Backend| (backend.name(), backend.direct());
+        let found =
+            self.all.iter().position(|way| key(&*way.backend) == key(&*backend) && way.short == short);
+        let way = found.unwrap_or_else(|| {
+            self.all.push(Way { backend, plan, short });
+            self.all.len() - 1
+        });
+        Ok(Run { way, work })
+    }
+}
+
+/// What was measured of a way.
+struct Rate {
+    streaming: Streaming,
+    compute: Compute,
+}
+
+struct Probe<'m> {
+    model: &'m Model,
+    options: &'m Options,
+    team: Arc<Team>,
+    prompt: usize,
+    position: usize,
+    /// Tokens in the longest batch of all runs.
+    longest: usize,
+    measured: Measured,
+}
+
+impl<'m> Probe<'m> {
+    /// The rates of all ways, in their order.
+    fn all(&mut self, ways: &Ways) -> Result<Vec<Rate>> {
+        let mut part = Part::of(self.model, SAMPLE);
+        let fits = |part: &Part, plan: &Plan| -> Result<bool> {
+            let bytes = part.bytes(plan, self.model)?;
+            // As much again for cache and activations, and so that nobody is pushed out.
+            Ok(available(self.team.workers()).is_none_or(|left| 2 * bytes < left))
+        };
+        let mut keeps = match ways.all.first() {
+            Some(way) => fits(&part, &way.plan)?,
+            None => return Ok(Vec::new()),
+        };
+        if !keeps {
+            part = Part::of(self.model, 1);
+            keeps = fits(&part, &ways.all[0].plan)?;
+        }
+        // Copies and mappings lie in different pages, and one of each is enough: of the ways that copy the first that
+        // finds its bytes in the page cache.
+        let mut rates: Vec<Option<Rate>> = ways.all.iter().map(|_| None).collect();
+        let mut computed: [Option<(Compute, f64)>; 2] = [None, None];
+        let mut order: Vec<usize> = (0..ways.all.len()).collect();
+        order.sort_by_key(|&i| ways.all[i].backend.depth() > 0);
+        for i in order {
+            let way = &ways.all[i];
+            let kind = usize::from(way.backend.slot(1)?.capacity() == 0);
+            let whole = size(&way.plan, &self.model.table, self.model.llama.output.head.weight);
+            let lazy = way.backend.depth() == 0;
+            // The first to come brings the sample into the page cache.
+            let streamed = if lazy || !keeps { Some(self.streamed(&part, way, &whole)?) } else { None };
+            let (compute, fill_s_per_byte) = match (&computed[kind], &streamed) {
+                (Some(known), _) => known.clone(),
+                // Nothing can be kept here, so nothing needs to be got first.
+                (None, Some((_, products))) if !keeps => (products.clone(), 0.0),
+                _ => {
+                    let other = computed[1 - kind].as_ref().map(|(compute, _)| compute);
+                    self.resident(&part, way, &whole, other)?
+                }
+            };
+            computed[kind] = Some((compute.clone(), fill_s_per_byte));
+            let streaming = match &streamed {
+                Some((pass_s, _)) if lazy => {
+                    let bytes = whole.layer_bytes + whole.head_bytes;
+                    let resident = compute.layers(1) + compute.head;
+                    self.measured.cached_bytes_s.get_or_insert(bytes / pass_s);
+                    Streaming::InTurn { s_per_byte: (pass_s - resident).max(0.0) / bytes, fill_s_per_byte }
+                }
+                _ => {
+                    let bytes_s = self.disk(way)?;
+                    self.measured.disk_bytes_s.get_or_insert(bytes_s);
+                    Streaming::Ahead { bytes_s }
+                }
+            };
+            rates[i] = Some(Rate { streaming, compute });
+        }
+        Ok(rates.into_iter().flatten().collect())
+    }
+
+    fn sample(&self, part: &Part, way: &Way, stay: bool) -> Result<Sample<'m>> {
+        let mut sample =
+            Sample::new(self.model, part, &way.plan, &way.backend, &self.team, (self.options.kv, stay))?;
+        sample.fill(self.position.min(FAR));
+        Ok(sample)
+    }
+
+    /// Seconds that a pass of the whole model takes with one token when all is streamed; and what products alone took, shared
+    /// among workers, for where there is no memory to keep a sample.
+    fn streamed(&self, part: &Part, way: &Way, whole: &Size) -> Result<(f64, Compute)> {
+        let mut sample = self.sample(part, way, false)?;
+        let at = self.position.min(FAR);
+        // Twice for the page cache: the second finds it filled.
+        for _ in 0..2 {
+            sample.pass_s(1, at, PassKind::WithHead)?;
+        }
+        let (before, mut passes) = (sample.compute_s(), 0.0);
+        let with = typical(|| {
+            passes += 1.0;
+            sample.pass_s(1, at, PassKind::WithHead)
+        })?;
+        let bytes = sample.size.layer_bytes + sample.size.head_bytes;
+        let scale = (whole.layer_bytes + whole.head_bytes) / bytes;
+        let products = (sample.compute_s() - before) / passes / self.team.workers() as f64;
+        Ok((with * scale, Compute { layers: vec![(1, products * scale)], head: 0.0 }))
+    }
+
+    /// Times passes of the sample with all of it in memory, and how long a byte takes to get there. Of `known`, measured
+    /// otherwise, all but the single token holds.
+    fn resident(
+        &mut self,
+        part: &Part,
+        way: &Way,
+        whole: &Size,
+        known: Option<&Compute>,
+    ) -> Result<(Compute, f64)> {
+        let mut sample = self.sample(part, way, true)?;
+        let far = self.position.min(FAR);
+        let first = sample.pass_s(1, far, PassKind::WithHead)?;
+        let with = typical(|| sample.pass_s(1, far, PassKind::WithHead))?;
+        let without = typical(|| sample.pass_s(1, far, PassKind::WithoutHead))?;
+        let Size { layer_bytes, layer_weights, head_bytes } = sample.size;
+        let fill = (first - with).max(0.0) / sample.resident as f64;
+        let mut single = without * whole.layer_bytes / layer_bytes;
+        if self.position > FAR {
+            let near = typical(|| sample.pass_s(1, 0, PassKind::WithoutHead))?;
+            let slope = (without - near).max(0.0) / FAR as f64 * whole.layer_bytes / layer_bytes;
+            single += slope * (self.position - FAR) as f64;
+        }
+        let head = (with - without).max(0.0) * whole.head_bytes / head_bytes;
+        let mut layers = vec![(1, single)];
+        if let Some(known) = known {
+            layers.extend(&known.layers[1..]);
+        } else {
+            for tokens in self.batches() {
+                let (before, took) = layers[layers.len() - 1];
+                if took / before as f64 * tokens as f64 * layer_weights / whole.layer_weights > TOO_LONG {
+                    break;
+                }
+                // In the middle of the prompt, so that attention sees as much as it does on average.
+                let first = (self.prompt - tokens) / 2;
+                // The first of each number makes room for its activations.
+                let mut once = || sample.pass_s(tokens, first, PassKind::WithoutHead);
+                let took = if tokens < 100 { once()?.min(once()?) } else { once()? };
+                layers.push((tokens, took * whole.layer_weights / layer_weights));
+                self.measured.prefill_products_s = Some(tokens as f64 * layer_weights / took);
+            }
+            self.measured.memory_bytes_s = Some(sample.read_rate()?);
+        }
+        let all = whole.layer_bytes + whole.head_bytes;
+        self.measured.resident_bytes_s = Some(all / (single + head));
+        Ok((Compute { layers, head }, fill))
+    }
+
+    /// Numbers of tokens to time beside one.
+    fn batches(&self) -> BTreeSet<usize> {
+        let usual = BATCHES.into_iter().map(|tokens| tokens.min(self.longest));
+        usual.filter(|tokens| *tokens > 1).collect()
+    }
+
+    /// Bytes per second that `way` brings from the disk while nobody multiplies.
+    fn disk(&self, way: &Way) -> Result<f64> {
+        let schedule = way.plan.schedule(&self.model.table)?;
+        let steps: Vec<Step> = schedule.steps().iter().map(|s| Step { resident: false, ..*s }).collect();
+        let pass = schedule.pass(0);
+        let bytes: u64 = pass.iter().map(|step| steps[*step as usize].range.len as u64).sum();
+        let order = if bytes <= MOST_READ { pass.to_vec() } else { places(pass, MOST_READ, bytes) };
+        let passes = (MOST_READ / bytes.max(1)).max(1);
+        let stream =
+            Stream::new(Arc::clone(&way.backend), Schedule::new(steps, vec![order])?, self.team.workers())?;
+        let more = Duration::from_millis(self.model.file_bytes / 8_000_000);
+        walk(&stream, &self.team, passes, (SHORTEST_TRIAL + more).min(LONGEST_TRIAL))
+    }
+}
+
+/// Of the steps of a pass of `bytes` those that come to about `wanted`, in runs at [`PLACES`] places.
+fn places(pass: &[u32], wanted: u64, bytes: u64) -> Vec<u32> {
+    let run = pass.len().div_ceil(PLACES);
+    let count = ((run as f64 * wanted as f64 / bytes as f64) as usize).clamp(1, run);
+    pass.chunks(run).flat_map(|run| &run[..count.min(run.len())]).copied().collect()
+}
+
+/// The median of at least [`FEWEST`] measurements, for as long as [`REPEAT`].
+fn typical(mut measure: impl FnMut() -> Result<f64>) -> Result<f64> {
+    let began = Instant::now();
+    let mut all = Vec::new();
+    while all.len() < FEWEST || began.elapsed() < REPEAT {
+        all.push(measure()?);
+    }
+    all.sort_by(f64::total_cmp);
+    Ok(all[all.len() / 2])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_spread_and_come_to_what_was_wanted() {
+        let pass: Vec<u32> = (0..1000).collect();
+        let some = places(&pass, 100, 1000);
+        assert_eq!(some.len(), PLACES * 12);
+        assert!(some.is_sorted() && some.contains(&0) && some.contains(&875));
+        assert_eq!(places(&pass[..3], 1, 1000), [0, 1, 2], "a step of each at the least");
+    }
+
+    #[test]
+    fn typical_is_the_median_of_some() {
+        let mut values = [5.0, 1.0, 2.0].into_iter();
+        let mut asked = 0;
+        let took = typical(|| {
+            asked += 1;
+            if asked < 3 {
+                return Ok(values.next().expect("three"));
+            }
+            std::thread::sleep(REPEAT);
+            Ok(values.next().expect("three"))
+        });
+        assert_eq!(took.expect("no error"), 2.0);
+    }
+}
