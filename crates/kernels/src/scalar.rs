@@ -73,12 +73,13 @@ impl Sums {
     }
 }
 
-/// Σ scale·q·a over a block: at most 256·128·32·127 for Q6_K, far within i32.
-fn weighted<const N: usize, const S: usize>(w: &Unpacked<N, S>, a: &[i8]) -> i32 {
+/// Σ scale·q·a over a block, in units of the activations' scale, for which they are shifted per 32: at most
+/// 256·128·32·127·8 for Q6_K, half of what i32 holds.
+fn weighted<const N: usize, const S: usize>(w: &Unpacked<N, S>, a: &[i8], shifts: &[u8]) -> i32 {
     let mut total = 0;
     for (group, (q, a)) in w.q.chunks_exact(SUB).zip(a.chunks_exact(SUB)).enumerate() {
         let sum: i32 = q.iter().zip(a).map(|(&q, &a)| i32::from(q) * i32::from(a)).sum();
-        total += i32::from(w.scale[group]) * sum;
+        total += i32::from(w.scale[group]) * (sum << shifts[group / 2]);
     }
     total
 }
@@ -95,7 +96,7 @@ fn per_32<B: Block<32, 2>>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
                     let token = tile * TILE + t;
                     let a = &form.q[token * cols + block * 32..][..32];
                     let at = block * tokens + token;
-                    sums.add(&w, form.scales[at], weighted(&w, a), B::HAS_MIN.then_some(form.sums[at]));
+                    sums.add(&w, form.scales[at], weighted(&w, a, &[0]), B::HAS_MIN.then_some(form.sums[at]));
                 }
             }
             for (y, sums) in y.iter_mut().zip(sums) {
@@ -115,12 +116,11 @@ fn per_256<B: Block<256, 16>>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
                 let w = B::read(bytes).unpack();
                 for (t, sums) in sums[..y.len()].iter_mut().enumerate() {
                     let token = tile * TILE + t;
-                    let a = &form.q[token * cols + block * 256..][..256];
-                    let a_sums = &form.sums[(token * cols + block * 256) / SUB..][..16];
+                    let a = form.group(token * (cols / 256) + block);
                     let m =
-                        w.min.iter().zip(a_sums).map(|(&min, &sum)| i32::from(min) * i32::from(sum)).sum();
+                        w.min.iter().zip(a.sums).map(|(&min, &sum)| i32::from(min) * i32::from(sum)).sum();
                     let dx = form.scales[block * tokens + token];
-                    sums.add(&w, dx, weighted(&w, a), B::HAS_MIN.then_some(m));
+                    sums.add(&w, dx, weighted(&w, a.q, a.shifts), B::HAS_MIN.then_some(m));
                 }
             }
             for (y, sums) in y.iter_mut().zip(sums) {

@@ -111,16 +111,28 @@ pub fn as_quantised(format: Format, x: &[f32]) -> Vec<f32> {
     if format.block_len() == 1 {
         return x.to_vec();
     }
-    let groups = x.chunks_exact(format.block_len()).flat_map(|group| {
-        let amax = group.iter().fold(0f32, |amax, x| amax.max(x.abs()));
-        group.iter().map(move |x| (x * (127.0 / amax)).round_ties_even() * (amax / 127.0))
-    });
-    groups.collect()
+    let largest = |x: &[f32]| x.iter().fold(0f32, |amax, x| amax.max(x.abs()));
+    let mut values = Vec::with_capacity(x.len());
+    for group in x.chunks_exact(format.block_len()) {
+        let amax = largest(group);
+        for part in group.chunks_exact(32) {
+            // Within a group of 32 the part is the group.
+            let finer = [8.0, 4.0, 2.0, 1.0].into_iter().find(|finer| largest(part) * finer <= amax).unwrap();
+            let value = |x: &f32| (x * (127.0 / amax) * finer).round_ties_even() * (amax / 127.0) / finer;
+            values.extend(part.iter().map(value));
+        }
+    }
+    values
 }
 
-/// Activations of normal distribution, ready for rows of the format.
+/// Activations of normal distribution, ready for rows of the format; every 32 of them are wider or narrower than others, so
+/// that all steps occur in which they are rounded.
 pub fn acts(rng: &mut Pcg, tokens: usize, cols: usize, isa: Isa, format: Format) -> Acts {
-    let values: Vec<f32> = (0..tokens * cols).map(|_| rng.normal()).collect();
+    let mut values: Vec<f32> = (0..tokens * cols).map(|_| rng.normal()).collect();
+    for part in values.chunks_mut(32) {
+        let width = [1.0, 0.7, 0.4, 0.2, 0.1, 0.01][rng.below(6)];
+        part.iter_mut().for_each(|x| *x *= width);
+    }
     acts_of(&values, cols, isa, format)
 }
 

@@ -7,7 +7,7 @@
 use core::arch::x86_64::*;
 
 use super::lanes::{Sums, load, load_ps};
-use super::per_256::Wide;
+use super::per_256::{SHIFTS, Wide};
 use crate::acts::Acts;
 use crate::blocks::{Block, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Unpacked256};
 use crate::rows::QuantRows;
@@ -52,8 +52,8 @@ impl Small for BlockQ6K {
 struct Panel {
     /// Four weights each, unsigned.
     q: [__m256i; 64],
-    /// Per 16 weights their scale, twice in 16 bits.
-    scale: [__m256i; 16],
+    /// Per 16 weights their scale, twice in 16 bits, shifted by as many bits as the activations may ask for.
+    scale: [[__m256i; 16]; SHIFTS],
     /// Per 32 weights, for each 16 of them in 16 bits: the minimum, or minus the scale times the offset of the weights.
     min: [__m256i; 8],
     d: __m256,
@@ -67,7 +67,7 @@ pub(super) fn matmul<B: Small>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
     let all = blocks_of::<B>(w);
     let mut panel = Panel {
         q: [_mm256_setzero_si256(); 64],
-        scale: [_mm256_setzero_si256(); 16],
+        scale: [[_mm256_setzero_si256(); 16]; SHIFTS],
         min: [_mm256_setzero_si256(); 8],
         d: _mm256_setzero_ps(),
         dmin: _mm256_setzero_ps(),
@@ -130,7 +130,11 @@ fn unpack<B: Small>(w: &[B], blocks: usize, block: usize, panel: &mut Panel) {
         }
     }
     for group in 0..16 {
-        panel.scale[group] = load(&scale[group]);
+        panel.scale[0][group] = load(&scale[group]);
+        for shift in 1..SHIFTS {
+            let scale = panel.scale[shift - 1][group];
+            panel.scale[shift][group] = _mm256_add_epi16(scale, scale);
+        }
     }
     for pair in 0..8 {
         panel.min[pair] = load(&min[pair]);
@@ -173,17 +177,15 @@ fn multiply<B: Small, const T: usize>(
     sums: &mut [Sums; T],
 ) {
     let (form, tokens, blocks) = (x.per_256(), x.tokens(), x.cols() / 256);
-    let (mut a, mut a_sums) = ([&[[0; 4]; 64]; T], [&[[0; 2]; 8]; T]);
+    let mut a = [form.group(token * blocks + block); T];
     for t in 0..T {
-        let at = (token + t) * blocks + block;
-        a[t] = &form.q.as_chunks().0.as_chunks().0[at];
-        a_sums[t] = &form.sums.as_chunks().0.as_chunks().0[at];
+        a[t] = form.group((token + t) * blocks + block);
     }
     let dx = |t: usize| _mm256_set1_ps(form.scales[block * tokens + token + t]);
     let mut s = [_mm256_setzero_si256(); T];
     for pair in 0..8 {
         for t in 0..T {
-            let [first, second] = a_sums[t][pair];
+            let [first, second] = a[t].sums.as_chunks().0[pair];
             let both = _mm256_set1_epi32(i32::from(first as u16) | i32::from(second) << 16);
             s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(panel.min[pair], both));
         }
@@ -198,12 +200,14 @@ fn multiply<B: Small, const T: usize>(
         let mut pairs = [_mm256_setzero_si256(); T];
         for k in part * B::SUM..(part + 1) * B::SUM {
             for t in 0..T {
-                let a = _mm256_set1_epi32(i32::from_le_bytes(a[t][k].map(|a: i8| a as u8)));
+                let a = _mm256_set1_epi32(i32::from_le_bytes(a[t].q.as_chunks().0[k].map(|a: i8| a as u8)));
                 pairs[t] = _mm256_add_epi16(pairs[t], _mm256_maddubs_epi16(panel.q[k], a));
             }
         }
         for t in 0..T {
-            let scaled = _mm256_madd_epi16(pairs[t], panel.scale[part * B::SUM / 4]);
+            let group = part * B::SUM / 4;
+            let shift = usize::from(a[t].shifts[group / 2]) % SHIFTS;
+            let scaled = _mm256_madd_epi16(pairs[t], panel.scale[shift][group]);
             s[t] = _mm256_add_epi32(s[t], scaled);
         }
     }

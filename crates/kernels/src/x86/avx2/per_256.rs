@@ -10,16 +10,19 @@ use core::marker::PhantomData;
 use super::lanes::{Sums, load, load_half, load_ps, scales_of_eight, scales_of_one, sum_each};
 use super::per_32::{nibbles, non_linear};
 use super::tiles::{TILE, Tiles};
-use crate::acts::{Acts, Form};
+use crate::acts::{Acts, FINEST, Form, Group};
 use crate::blocks::{BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 use crate::x86::memory::{InPlace, prefetch};
+
+/// The shifts that activations come with.
+pub(super) const SHIFTS: usize = FINEST as usize + 1;
 
 /// A block, unpacked for products.
 pub(super) struct Weights {
     /// 8 × 32 bytes, unsigned unless the format says otherwise.
     q: [__m256i; 8],
-    /// For each register of `q` the scales, in 16 bits, that its pairs of products are multiplied with.
-    scales: [__m256i; 8],
+    /// Element `k` of each half, in 16 bits: the scale that the pairs of products in that half of `q[k]` are multiplied with.
+    scales: __m256i,
     /// Per 16 weights, in 16 bits: the minimum, or the scale where a format has an offset to take off.
     per_16: __m256i,
 }
@@ -90,7 +93,7 @@ impl Wide for BlockQ4K {
             q[2 * pair] = _mm256_and_si256(bytes, low);
             q[2 * pair + 1] = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low);
         }
-        Weights { q, scales: spread_all(scales), per_16 }
+        Weights { q, scales, per_16 }
     }
 
     #[inline(always)]
@@ -130,7 +133,7 @@ impl Wide for BlockQ5K {
             q[2 * pair] = _mm256_or_si256(_mm256_and_si256(bytes, low), first);
             q[2 * pair + 1] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low), second);
         }
-        Weights { q, scales: spread_all(scales), per_16 }
+        Weights { q, scales, per_16 }
     }
 
     #[inline(always)]
@@ -177,7 +180,7 @@ impl Wide for BlockQ2K {
     unsafe fn weights(&self) -> Weights {
         let (both, low) = (load_half(&self.scales), _mm_set1_epi8(15));
         let mins = _mm_and_si128(_mm_srli_epi16::<4>(both), low);
-        let scales = spread_all(even_odd(_mm_and_si128(both, low)));
+        let scales = even_odd(_mm_and_si128(both, low));
         Weights { q: two_bits(&self.qs), scales, per_16: _mm256_cvtepu8_epi16(mins) }
     }
 
@@ -212,7 +215,7 @@ impl Wide for BlockQ3K {
             q[k] = _mm256_or_si256(q[k], _mm256_and_si256(set, four));
         }
         let scales = scales_of_q3_k(&self.scales);
-        Weights { q, scales: spread_all(even_odd(scales)), per_16: _mm256_cvtepi8_epi16(scales) }
+        Weights { q, scales: even_odd(scales), per_16: _mm256_cvtepi8_epi16(scales) }
     }
 
     #[inline(always)]
@@ -243,7 +246,7 @@ impl Wide for BlockIq4Xs {
         // Packed within halves: 0 to 3 and 4 to 7 stand in quarters 0 and 2, and all eight are wanted in both halves.
         let packed = _mm256_packs_epi32(scales, scales);
         let table = _mm256_permute4x64_epi64::<0b10_00_10_00>(packed);
-        Weights { q, scales: spread_all(table), per_16: _mm256_setzero_si256() }
+        Weights { q, scales: table, per_16: _mm256_setzero_si256() }
     }
 
     #[inline(always)]
@@ -280,7 +283,7 @@ impl Wide for BlockQ6K {
                 );
             }
         }
-        Weights { q, scales: spread_all(table), per_16: _mm256_cvtepi8_epi16(scales) }
+        Weights { q, scales: table, per_16: _mm256_cvtepi8_epi16(scales) }
     }
 
     #[inline(always)]
@@ -289,22 +292,32 @@ impl Wide for BlockQ6K {
     }
 }
 
-/// Eight sums that add up to S, and eight that add up to M.
+/// Eight sums that add up to S, and eight that add up to M; `scales` gives those of register `k`, shifted as the activations
+/// are.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn products<B: Wide>(w: &Weights, a: &[i8; 256], a_sums: &[i16; 16]) -> (__m256i, __m256i) {
+fn products<B: Wide>(w: &Weights, a: Group<'_>, scales: impl Fn(usize) -> __m256i) -> (__m256i, __m256i) {
     let mut s = _mm256_setzero_si256();
-    for (k, a) in a.as_chunks::<32>().0.iter().enumerate() {
-        let (q, a) = (w.q[k], load(a));
+    for (k, q) in a.q.as_chunks::<32>().0.iter().enumerate() {
+        let (q, a) = (w.q[k], load(q));
         let pairs = if B::SIGNED {
             _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(a, q))
         } else {
             _mm256_maddubs_epi16(q, a)
         };
-        s = _mm256_add_epi32(s, _mm256_madd_epi16(pairs, w.scales[k]));
+        s = _mm256_add_epi32(s, _mm256_madd_epi16(pairs, scales(k)));
     }
-    let m = _mm256_madd_epi16(w.per_16, load(a_sums));
+    let m = _mm256_madd_epi16(w.per_16, load(a.sums));
     (_mm256_sub_epi32(s, _mm256_mullo_epi32(m, _mm256_set1_epi32(B::OFFSET))), m)
+}
+
+/// Two to the power of each shift, in 16 bits, all eight in both halves.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn powers(shifts: &[u8; 8]) -> __m256i {
+    let table = _mm_setr_epi8(1, 2, 4, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    let bytes = _mm_shuffle_epi8(table, _mm_cvtsi64_si128(i64::from_le_bytes(*shifts)));
+    _mm256_broadcastsi128_si256(_mm_cvtepu8_epi16(bytes))
 }
 
 /// The tiles of a format.
@@ -328,22 +341,23 @@ impl<B: Wide> Tiles for Per256<B> {
         for r in 0..TILE {
             rows[r] = &w[r.min(last) * blocks..][..blocks];
         }
-        let a = &form.q.as_chunks::<256>().0[token * blocks..][..blocks];
-        let a_sums = &form.sums.as_chunks::<16>().0[token * blocks..][..blocks];
         // The bytes after this tile, most likely the next one: asked for in order while these are used.
         let mut next = w.as_ptr_range().end;
         let mut sums = Sums::new();
-        for (block, (a, a_sums)) in a.iter().zip(a_sums).enumerate() {
+        for block in 0..blocks {
+            let a = form.group(token * blocks + block);
+            let powers = powers(a.shifts);
             let (mut s, mut m) = ([_mm256_setzero_si256(); TILE], [_mm256_setzero_si256(); TILE]);
             let mut heads = [[0; 4]; TILE];
             prefetch::<B, TILE>(next);
             next = next.wrapping_add(TILE);
             for r in 0..TILE {
-                // SAFETY: each row has `blocks` blocks, and so have the activations.
+                // SAFETY: each row has `blocks` blocks.
                 let w = unsafe { rows[r].get_unchecked(block) };
                 // SAFETY: the features are those of this function.
                 let weights = unsafe { w.weights() };
-                (s[r], m[r]) = products::<B>(&weights, a, a_sums);
+                let scales = _mm256_mullo_epi16(weights.scales, powers);
+                (s[r], m[r]) = products::<B>(&weights, a, |k| spread(scales, k));
                 heads[r] = w.head();
             }
             let (d, dmin) = scales_of_eight(&heads, B::HAS_MIN);
@@ -361,7 +375,6 @@ impl<B: Wide> Tiles for Per256<B> {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn tokens(w: &[B], form: &Form<i16>, tokens: usize, first: usize) -> [f32; TILE] {
         let blocks = w.len();
-        let (q, q_sums) = (form.q.as_chunks::<256>().0, form.sums.as_chunks::<16>().0);
         let mut starts = [0; TILE];
         for t in 0..TILE {
             starts[t] = (first + t).min(tokens - 1) * blocks;
@@ -370,10 +383,17 @@ impl<B: Wide> Tiles for Per256<B> {
         for (block, w) in w.iter().enumerate() {
             // SAFETY: the features are those of this function.
             let weights = unsafe { w.weights() };
+            // For every shift, so that a token takes what it needs from level 1.
+            let mut scales = [spread_all(weights.scales); SHIFTS];
+            for shift in 1..SHIFTS {
+                for k in 0..8 {
+                    scales[shift][k] = _mm256_add_epi16(scales[shift - 1][k], scales[shift - 1][k]);
+                }
+            }
             let (mut s, mut m) = ([_mm256_setzero_si256(); TILE], [_mm256_setzero_si256(); TILE]);
             for t in 0..TILE {
-                let at = starts[t] + block;
-                (s[t], m[t]) = products::<B>(&weights, &q[at], &q_sums[at]);
+                let a = form.group(starts[t] + block);
+                (s[t], m[t]) = products::<B>(&weights, a, |k| scales[usize::from(a.shifts[k]) % SHIFTS][k]);
             }
             let (d, dmin) = scales_of_one(w.head(), B::HAS_MIN);
             let dx = load_ps(form.scales_tile(block * tokens + first));

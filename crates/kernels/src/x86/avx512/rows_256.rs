@@ -10,7 +10,7 @@ use super::lanes::{
     QUAD, Sums, TILE, add_quarters, halves, join, load, load_half, load_quarter, sum_quarters,
     swap_quarters_and_elements,
 };
-use crate::acts::Form;
+use crate::acts::{Form, Group};
 use crate::blocks::{BlockQ4K, BlockQ5K, BlockQ6K};
 use crate::x86::memory::{InPlace, prefetch};
 
@@ -19,7 +19,10 @@ use crate::x86::memory::{InPlace, prefetch};
 pub(super) struct Acts256 {
     /// In the order of the format's registers of weights.
     pub(super) a: [__m512i; 4],
-    /// What the minima, or the scales of a format with an offset, are multiplied with.
+    /// By how many bits they are shifted, in 16 bits, in the order of the format's scales, which are shifted instead. A
+    /// second register is for the format that has its scales in two.
+    pub(super) shifts: [__m512i; 2],
+    /// What the minima, or the shifted scales of a format with an offset, are multiplied with.
     pub(super) sums: __m512i,
 }
 
@@ -35,11 +38,11 @@ pub(super) struct Products {
 pub(super) trait Rows: InPlace {
     /// Whether there are minima.
     const HAS_MIN: bool;
-    /// Takes up activations and their sums per 16.
+    /// Takes up activations.
     ///
     /// # Safety
     /// The CPU must have what the level asks for.
-    unsafe fn acts(a: &[i8; 256], sums: &[i16; 16]) -> Acts256;
+    unsafe fn acts(a: Group<'_>) -> Acts256;
     /// Multiplies the same block of four rows.
     ///
     /// # Safety
@@ -73,17 +76,33 @@ pub(super) fn part<T, const N: usize>(bytes: &[T; N], index: usize) -> &[T; 64] 
 /// groups 0 and 2, 1 and 3, 4 and 6, 5 and 7.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn acts_by_nibble(a: &[i8; 256], sums: &[i16; 16]) -> Acts256 {
-    let z = [load(part(a, 0)), load(part(a, 1)), load(part(a, 2)), load(part(a, 3))];
-    let a = [
+fn acts_by_nibble(a: Group<'_>) -> Acts256 {
+    let z = [load(part(a.q, 0)), load(part(a.q, 1)), load(part(a.q, 2)), load(part(a.q, 3))];
+    let q = [
         _mm512_shuffle_i64x2::<0b01_00_01_00>(z[0], z[1]),
         _mm512_shuffle_i64x2::<0b11_10_11_10>(z[0], z[1]),
         _mm512_shuffle_i64x2::<0b01_00_01_00>(z[2], z[3]),
         _mm512_shuffle_i64x2::<0b11_10_11_10>(z[2], z[3]),
     ];
-    // Sums per 32, in 16 bits: at most 32·127.
-    let per_32 = _mm256_cvtepi32_epi16(_mm256_madd_epi16(load_half(sums), _mm256_set1_epi16(1)));
-    Acts256 { a, sums: _mm512_broadcast_i32x4(per_32) }
+    // Sums per 32, in 16 bits: at most 32·127·8.
+    let per_32 = _mm256_cvtepi32_epi16(_mm256_madd_epi16(load_half(a.sums), _mm256_set1_epi16(1)));
+    let shifts = _mm512_broadcast_i32x4(shifts_per_32(a.shifts));
+    Acts256 { a: q, shifts: [shifts; 2], sums: _mm512_broadcast_i32x4(per_32) }
+}
+
+/// Eight shifts in 16 bits.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn shifts_per_32(shifts: &[u8; 8]) -> __m128i {
+    _mm_cvtepu8_epi16(_mm_cvtsi64_si128(i64::from_le_bytes(*shifts)))
+}
+
+/// The same, each for 16 activations and 16 more.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn shifts_per_16(shifts: &[u8; 8]) -> __m256i {
+    let bytes = _mm_cvtsi64_si128(i64::from_le_bytes(*shifts));
+    _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(bytes, bytes))
 }
 
 /// The 6-bit scales and minima of four rows in 16 bits, eight to a quarter, from the 16 bytes that their blocks begin with.
@@ -187,6 +206,7 @@ impl Nibbles for BlockQ5K {
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn quad_by_nibble<B: Nibbles>(w: [&B; QUAD], a: &Acts256) -> Products {
     let (scales, mins) = scales_and_mins([w[0].begin(), w[1].begin(), w[2].begin(), w[3].begin()]);
+    let scales = _mm512_sllv_epi16(scales, a.shifts[0]);
     // Word `g` of a quarter to all words of a half of the register.
     let spread = |low: i16, high: i16| {
         let (low, high) = (0x0100 + 0x0202 * low, 0x0100 + 0x0202 * high);
@@ -214,8 +234,8 @@ impl Rows for BlockQ4K {
     const HAS_MIN: bool = true;
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn acts(a: &[i8; 256], sums: &[i16; 16]) -> Acts256 {
-        acts_by_nibble(a, sums)
+    unsafe fn acts(a: Group<'_>) -> Acts256 {
+        acts_by_nibble(a)
     }
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -232,8 +252,8 @@ impl Rows for BlockQ5K {
     const HAS_MIN: bool = true;
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn acts(a: &[i8; 256], sums: &[i16; 16]) -> Acts256 {
-        acts_by_nibble(a, sums)
+    unsafe fn acts(a: Group<'_>) -> Acts256 {
+        acts_by_nibble(a)
     }
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -250,18 +270,27 @@ impl Rows for BlockQ5K {
 /// product with the scales takes an offset of 32 off (16·16·127 still fits 16 bits, twice that does not).
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn acts_as_they_lie(a: &[i8; 256], sums: &[i16; 16]) -> Acts256 {
-    let offset = _mm256_mullo_epi16(load_half(sums), _mm256_set1_epi16(-16));
+fn acts_as_they_lie(a: Group<'_>) -> Acts256 {
+    let shifts = _mm512_broadcast_i64x4(shifts_per_16(a.shifts));
+    let offset = _mm256_mullo_epi16(unshifted_sums(a), _mm256_set1_epi16(-16));
     Acts256 {
-        a: [load(part(a, 0)), load(part(a, 1)), load(part(a, 2)), load(part(a, 3))],
+        a: [load(part(a.q, 0)), load(part(a.q, 1)), load(part(a.q, 2)), load(part(a.q, 3))],
+        shifts: [shifts; 2],
         sums: _mm512_broadcast_i64x4(offset),
     }
+}
+
+/// The sums per 16 of what `q` holds: to be multiplied with scales that are shifted themselves.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn unshifted_sums(a: Group<'_>) -> __m256i {
+    _mm256_srav_epi16(load_half(a.sums), shifts_per_16(a.shifts))
 }
 
 /// Word 4·`k` + `l` of a table to all words of quarter `l`.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn spread_to_quarters(table: __m512i, k: i16) -> __m512i {
+pub(super) fn spread_to_quarters(table: __m512i, k: i16) -> __m512i {
     let order = join([
         _mm_set1_epi16(4 * k),
         _mm_set1_epi16(4 * k + 1),
@@ -275,8 +304,8 @@ impl Rows for BlockQ6K {
     const HAS_MIN: bool = false;
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn acts(a: &[i8; 256], sums: &[i16; 16]) -> Acts256 {
-        acts_as_they_lie(a, sums)
+    unsafe fn acts(a: Group<'_>) -> Acts256 {
+        acts_as_they_lie(a)
     }
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -289,7 +318,7 @@ impl Rows for BlockQ6K {
         for r in 0..QUAD {
             let w = w[r];
             let scales = _mm256_broadcastsi128_si256(load_quarter(&w.scales));
-            let scales = _mm512_cvtepi8_epi16(scales);
+            let scales = _mm512_sllv_epi16(_mm512_cvtepi8_epi16(scales), a.shifts[0]);
             s[r] = _mm512_madd_epi16(scales, a.sums);
             for half in 0..2 {
                 let bottoms = load(part(&w.ql, half));
@@ -326,14 +355,12 @@ pub(super) fn rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>) -> [f32; T
     for r in 0..TILE {
         rows[r] = &w[r.min(last) * blocks..][..blocks];
     }
-    let a = &form.q.as_chunks::<256>().0[..blocks];
-    let a_sums = &form.sums.as_chunks::<16>().0[..blocks];
     // The bytes after this tile, most likely the next one: asked for in order while these are used.
     let mut next = w.as_ptr_range().end;
     let mut sums = Sums::new();
-    for (block, (a, a_sums)) in a.iter().zip(a_sums).enumerate() {
+    for block in 0..blocks {
         // SAFETY: the features are those of this function.
-        let a = unsafe { B::acts(a, a_sums) };
+        let a = unsafe { B::acts(form.group(block)) };
         let (mut s, mut m) = ([_mm512_setzero_si512(); 4], [_mm512_setzero_si512(); 4]);
         let mut heads = [0; TILE];
         for quad in 0..4 {
@@ -341,7 +368,7 @@ pub(super) fn rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>) -> [f32; T
             next = next.wrapping_add(QUAD);
             let mut w = [&rows[0][0]; QUAD];
             for r in 0..QUAD {
-                // SAFETY: each row has `blocks` blocks, and so have the activations.
+                // SAFETY: each row has `blocks` blocks.
                 w[r] = unsafe { rows[QUAD * quad + r].get_unchecked(block) };
                 heads[QUAD * quad + r] = i32::from_le_bytes(w[r].head());
             }
@@ -373,7 +400,6 @@ pub(super) fn long_rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>) -> [f
     for r in 0..QUAD {
         rows[r] = &w[r.min(last) * blocks..][..blocks];
     }
-    let (a, a_sums) = (&form.q.as_chunks::<256>().0[..blocks], &form.sums.as_chunks::<16>().0[..blocks]);
     let mut next = w.as_ptr_range().end;
     let (mut acc, mut accm) = (_mm_setzero_ps(), _mm_setzero_ps());
     // Scale q of four to quarter q.
@@ -387,7 +413,7 @@ pub(super) fn long_rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>) -> [f
             prefetch::<B, QUAD>(next);
             next = next.wrapping_add(QUAD);
             // SAFETY: the features are those of this function.
-            let a = unsafe { B::acts(&a[block], &a_sums[block]) };
+            let a = unsafe { B::acts(form.group(block)) };
             let mut w = [&rows[0][0]; QUAD];
             for r in 0..QUAD {
                 w[r] = &rows[r][block];

@@ -4,7 +4,11 @@ use core::arch::x86_64::*;
 
 use super::lanes::{QUAD, join, load, load_half, load_quarter};
 use super::rows_32::non_linear;
-use super::rows_256::{Acts256, Products, Rows, add_products, halves_of, part};
+use super::rows_256::{
+    Acts256, Products, Rows, add_products, halves_of, part, shifts_per_16, shifts_per_32, spread_to_quarters,
+    unshifted_sums,
+};
+use crate::acts::Group;
 use crate::blocks::{BlockIq4Xs, BlockQ2K, BlockQ3K};
 
 /// Q2_K and Q3_K: a register of weights has the same group of both halves of a block, and so have the activations.
@@ -36,7 +40,7 @@ fn two_bits(qs: &[u8; 64]) -> [__m512i; 4] {
 /// For register `k` of [`two_bits`] its four scales out of 16, in 16 bits, a quarter each.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn spread_to_quarters(table: __m512i, k: i16) -> __m512i {
+fn spread_by_halves(table: __m512i, k: i16) -> __m512i {
     let order = join([
         _mm_set1_epi16(2 * k),
         _mm_set1_epi16(2 * k + 1),
@@ -50,8 +54,13 @@ impl Rows for BlockQ2K {
     const HAS_MIN: bool = true;
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn acts(a: &[i8; 256], sums: &[i16; 16]) -> Acts256 {
-        Acts256 { a: acts_by_two_bits(a), sums: _mm512_castsi256_si512(load_half(sums)) }
+    unsafe fn acts(a: Group<'_>) -> Acts256 {
+        let shifts = _mm512_castsi256_si512(shifts_per_16(a.shifts));
+        Acts256 {
+            a: acts_by_two_bits(a.q),
+            shifts: [shifts; 2],
+            sums: _mm512_castsi256_si512(load_half(a.sums)),
+        }
     }
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -60,12 +69,13 @@ impl Rows for BlockQ2K {
         for r in 0..QUAD {
             let (both, low) = (load_quarter(&w[r].scales), _mm_set1_epi8(15));
             let scales = _mm512_castsi256_si512(_mm256_cvtepu8_epi16(_mm_and_si128(both, low)));
+            let scales = _mm512_sllv_epi16(scales, a.shifts[0]);
             let mins = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16::<4>(both), low));
             let eight = _mm256_madd_epi16(mins, _mm512_castsi512_si256(a.sums));
             m[r] = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
             let q = two_bits(&w[r].qs);
             for k in 0..4 {
-                s[r] = add_products(s[r], q[k], a.a[k], spread_to_quarters(scales, k as i16));
+                s[r] = add_products(s[r], q[k], a.a[k], spread_by_halves(scales, k as i16));
             }
         }
         Products { s, m: join(m) }
@@ -94,9 +104,10 @@ impl Rows for BlockQ3K {
     // The offset of 4 comes off with one more product, of the scales with −4 times the sums.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn acts(a: &[i8; 256], sums: &[i16; 16]) -> Acts256 {
-        let offset = _mm256_mullo_epi16(load_half(sums), _mm256_set1_epi16(-4));
-        Acts256 { a: acts_by_two_bits(a), sums: _mm512_zextsi256_si512(offset) }
+    unsafe fn acts(a: Group<'_>) -> Acts256 {
+        let shifts = _mm512_castsi256_si512(shifts_per_16(a.shifts));
+        let offset = _mm256_mullo_epi16(unshifted_sums(a), _mm256_set1_epi16(-4));
+        Acts256 { a: acts_by_two_bits(a.q), shifts: [shifts; 2], sums: _mm512_zextsi256_si512(offset) }
     }
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -104,14 +115,14 @@ impl Rows for BlockQ3K {
         let mut s = [_mm512_setzero_si512(); QUAD];
         let third = _mm512_set1_epi8(4);
         for r in 0..QUAD {
-            let scales = scales_of_q3_k(&w[r].scales);
+            let scales = _mm512_sllv_epi16(scales_of_q3_k(&w[r].scales), a.shifts[0]);
             let (q, high) = (two_bits(&w[r].qs), _mm512_broadcast_i64x4(load_half(&w[r].hmask)));
             s[r] = _mm512_madd_epi16(scales, a.sums);
             for k in 0..4 {
                 // Bit k for the first half and k + 4 for the second, turned to bit 2.
                 let turn = halves_of(turns(k + 30), turns(k + 2));
                 let q = _mm512_or_si512(q[k], _mm512_and_si512(_mm512_rorv_epi32(high, turn), third));
-                s[r] = add_products(s[r], q, a.a[k], spread_to_quarters(scales, k as i16));
+                s[r] = add_products(s[r], q, a.a[k], spread_by_halves(scales, k as i16));
             }
         }
         Products { s, m: _mm512_setzero_si512() }
@@ -133,15 +144,18 @@ impl Rows for BlockIq4Xs {
     /// The first 16 activations of four groups, then the others.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn acts(a: &[i8; 256], _: &[i16; 16]) -> Acts256 {
-        let z = [load(part(a, 0)), load(part(a, 1)), load(part(a, 2)), load(part(a, 3))];
-        let a = [
+    unsafe fn acts(a: Group<'_>) -> Acts256 {
+        let z = [load(part(a.q, 0)), load(part(a.q, 1)), load(part(a.q, 2)), load(part(a.q, 3))];
+        let q = [
             _mm512_shuffle_i64x2::<0b10_00_10_00>(z[0], z[1]),
             _mm512_shuffle_i64x2::<0b11_01_11_01>(z[0], z[1]),
             _mm512_shuffle_i64x2::<0b10_00_10_00>(z[2], z[3]),
             _mm512_shuffle_i64x2::<0b11_01_11_01>(z[2], z[3]),
         ];
-        Acts256 { a, sums: _mm512_setzero_si512() }
+        // The scales of both halves of a block come in registers of their own.
+        let table = _mm512_castsi128_si512(shifts_per_32(a.shifts));
+        let shifts = [spread_to_quarters(table, 0), spread_to_quarters(table, 1)];
+        Acts256 { a: q, shifts, sums: _mm512_setzero_si512() }
     }
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -166,6 +180,7 @@ impl Rows for BlockIq4Xs {
                 let lows = _mm512_and_si512(lows, _mm512_set1_epi16(15));
                 let scales = _mm512_or_si512(lows, _mm512_and_si512(tops, _mm512_set1_epi16(0x30)));
                 let scales = _mm512_sub_epi16(scales, _mm512_set1_epi16(32));
+                let scales = _mm512_sllv_epi16(scales, a.shifts[half]);
                 let first = non_linear(_mm512_and_si512(bytes, low));
                 let second = non_linear(_mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low));
                 s[r] = add_signed_products(s[r], first, a.a[2 * half], scales);

@@ -7,16 +7,19 @@ use super::lanes::{Sums, TILE, halves, load, load_half};
 use super::rows_32::non_linear;
 use super::rows_256::first_16;
 use super::tiles::{PANELS, Place, Tiles, four, pieces, transpose};
-use crate::acts::Acts;
+use crate::acts::{Acts, FINEST};
 use crate::blocks::{BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 use crate::x86::memory::InPlace;
+
+/// The shifts that activations come with.
+const SHIFTS: usize = FINEST as usize + 1;
 
 /// The same block of 16 rows, a row per lane.
 pub(super) struct Panel {
     /// Four weights each, unsigned.
     q: [__m512i; 64],
-    /// The scale of each group, in 32 bits.
-    scale: [__m512i; 16],
+    /// The scale of each group, in 32 bits, shifted by as many bits as the activations may ask for.
+    scale: [[__m512i; 16]; SHIFTS],
     /// In 16 bits, for groups 2i and 2i + 1: the minima, or minus the scales times the offset of the weights.
     min: [__m512i; 8],
     d: __m512,
@@ -55,7 +58,7 @@ fn unpack_begin<B: InPlace>(rows: &[&B; TILE], panel: &mut Panel) {
         let byte = _mm512_set1_epi32(0xff);
         for i in 0..4 {
             let shift = _mm512_set1_epi32(8 * i);
-            panel.scale[4 * half + i as usize] = _mm512_and_si512(_mm512_srlv_epi32(scales, shift), byte);
+            panel.scale[0][4 * half + i as usize] = _mm512_and_si512(_mm512_srlv_epi32(scales, shift), byte);
         }
         panel.min[2 * half] = _mm512_shuffle_epi8(mins, low_bytes(0));
         panel.min[2 * half + 1] = _mm512_shuffle_epi8(mins, low_bytes(2));
@@ -201,7 +204,7 @@ impl Unpack for BlockQ2K {
         for (four, both) in transpose(&pieces(rows, |b| &b.scales, 0)).into_iter().enumerate() {
             for i in 0..4 {
                 let down = _mm512_srlv_epi32(both, _mm512_set1_epi32(8 * i));
-                panel.scale[4 * four + i as usize] = _mm512_and_si512(down, _mm512_set1_epi32(15));
+                panel.scale[0][4 * four + i as usize] = _mm512_and_si512(down, _mm512_set1_epi32(15));
             }
             let mins = _mm512_and_si512(_mm512_srli_epi16::<4>(both), low);
             panel.min[2 * four] = _mm512_shuffle_epi8(mins, low_bytes(0));
@@ -257,10 +260,10 @@ impl Unpack for BlockIq4Xs {
             let high = _mm512_srlv_epi32(high, _mm512_set1_epi32(2 * group));
             let high = _mm512_slli_epi32::<4>(_mm512_and_si512(high, _mm512_set1_epi32(3)));
             let six = _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi32(15)), high);
-            panel.scale[group as usize] = _mm512_sub_epi32(six, _mm512_set1_epi32(32));
+            panel.scale[0][group as usize] = _mm512_sub_epi32(six, _mm512_set1_epi32(32));
         }
         for pair in 0..4 {
-            let (first, second) = (panel.scale[2 * pair], panel.scale[2 * pair + 1]);
+            let (first, second) = (panel.scale[0][2 * pair], panel.scale[0][2 * pair + 1]);
             let words = _mm512_mask_blend_epi16(0xaaaa_aaaa, first, _mm512_slli_epi32::<16>(second));
             panel.min[pair] = _mm512_mullo_epi16(words, _mm512_set1_epi16(-128));
         }
@@ -284,7 +287,7 @@ fn unpack_signed_scales<const OFFSET: i16>(scales: [__m512i; 4], panel: &mut Pan
     for (four, bytes) in scales.into_iter().enumerate() {
         for i in 0..4 {
             let up = _mm512_sllv_epi32(bytes, _mm512_set1_epi32(24 - 8 * i));
-            panel.scale[4 * four + i as usize] = _mm512_srai_epi32::<24>(up);
+            panel.scale[0][4 * four + i as usize] = _mm512_srai_epi32::<24>(up);
         }
         for pair in 0..2 {
             let words = _mm512_shuffle_epi8(bytes, low_bytes(2 * pair));
@@ -322,7 +325,7 @@ impl<B: Unpack> Tiles for Per256<B> {
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn empty() -> Panel {
         let (zero, none) = (_mm512_setzero_si512(), _mm512_setzero_ps());
-        Panel { q: [zero; 64], scale: [zero; 16], min: [zero; 8], d: none, dmin: none }
+        Panel { q: [zero; 64], scale: [[zero; 16]; SHIFTS], min: [zero; 8], d: none, dmin: none }
     }
 
     #[inline]
@@ -334,6 +337,12 @@ impl<B: Unpack> Tiles for Per256<B> {
         }
         // SAFETY: the features are those of this function.
         unsafe { B::unpack(&first, panel) };
+        for shift in 1..SHIFTS {
+            for group in 0..B::GROUPS {
+                let scale = panel.scale[shift - 1][group];
+                panel.scale[shift][group] = _mm512_add_epi32(scale, scale);
+            }
+        }
     }
 
     #[inline]
@@ -345,12 +354,11 @@ impl<B: Unpack> Tiles for Per256<B> {
         sums: &mut [[Sums; PANELS]; T],
     ) {
         let (form, tokens, blocks) = (x.per_256(), x.tokens(), x.cols() / 256);
-        let mut a = [&[0; 256]; T];
+        let mut a = [form.group(at.token * blocks + at.block); T];
         let mut pairs = [[0; 8]; T];
         for t in 0..T {
-            let at = (at.token + t) * blocks + at.block;
-            a[t] = &form.q.as_chunks().0[at];
-            pairs[t] = pairs_of_sums(&form.sums.as_chunks().0[at], B::GROUPS);
+            a[t] = form.group((at.token + t) * blocks + at.block);
+            pairs[t] = pairs_of_sums(a[t].sums, B::GROUPS);
         }
         let mut s = [[_mm512_setzero_si512(); T]; R];
         let mut m = [[_mm512_setzero_si512(); T]; R];
@@ -378,15 +386,17 @@ impl<B: Unpack> Tiles for Per256<B> {
             for k in 0..each {
                 let k = group * each + k;
                 for t in 0..T {
-                    let a = _mm512_set1_epi32(four(a[t], k));
+                    let a = _mm512_set1_epi32(four(a[t].q, k));
                     for r in 0..R {
                         sub[r][t] = _mm512_dpbusd_epi32(sub[r][t], panels[r].q[k], a);
                     }
                 }
             }
-            for r in 0..R {
-                for t in 0..T {
-                    let scaled = _mm512_mullo_epi32(sub[r][t], panels[r].scale[group]);
+            for t in 0..T {
+                // Up to 3 by construction; what the mask would change cannot occur, and it spares a check.
+                let shift = usize::from(a[t].shifts[group * 8 / B::GROUPS]) % SHIFTS;
+                for r in 0..R {
+                    let scaled = _mm512_mullo_epi32(sub[r][t], panels[r].scale[shift][group]);
                     s[r][t] = _mm512_add_epi32(s[r][t], scaled);
                 }
             }
