@@ -85,7 +85,11 @@ pub struct Io {
     pub pass_s: f64,
     pub read_bytes_s: f64,
     pub streamed_bytes_per_pass: u64,
+    /// Bytes of weights that stay as planned, those of them in memory at the end, and the fewest that could stay at any time:
+    /// the three differ when memory got short during the run.
     pub resident_bytes: u64,
+    pub resident_now_bytes: u64,
+    pub resident_least_bytes: u64,
     pub passes: u64,
 }
 
@@ -128,6 +132,8 @@ pub fn report_parts(report: Report, peak_rss_bytes: u64) -> (Memory, Io, Cpu) {
         read_bytes_s: report.bytes_read as f64 / report.pass_s.max(f64::MIN_POSITIVE),
         streamed_bytes_per_pass: report.streamed_bytes_per_pass,
         resident_bytes: report.resident_bytes,
+        resident_now_bytes: report.resident_now_bytes,
+        resident_least_bytes: report.resident_least_bytes,
         passes: report.passes,
     };
     (memory, io, Cpu { isa: report.isa, threads: report.threads })

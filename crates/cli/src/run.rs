@@ -129,8 +129,16 @@ fn encode(model: &Model, flags: &args::Session, text: Vec<u8>) -> Result<Vec<u32
 /// What was read, and how.
 fn traffic(report: &Report) -> [String; 2] {
     let mb = |bytes: u64| bytes as f64 / 1e6;
+    let short = match report.resident_least_bytes {
+        least if least < report.resident_bytes => format!(
+            " (memory got short: {:.1} MB at the least, {:.1} MB now)",
+            mb(least),
+            mb(report.resident_now_bytes)
+        ),
+        _ => String::new(),
+    };
     let read = format!(
-        "weights: {:.1} MB resident, {:.1} MB streamed in each of {} passes; {:.1} MB read in {} reads",
+        "weights: {:.1} MB resident{short}, {:.1} MB streamed in each of {} passes; {:.1} MB read in {} reads",
         mb(report.resident_bytes),
         mb(report.streamed_bytes_per_pass),
         report.passes,

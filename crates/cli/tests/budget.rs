@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use common::{model, run};
 use serde_json::Value;
+use sluice_fixtures::Spec;
 
 #[test]
 fn sizes_that_are_none_are_refused_as_such() {
@@ -33,6 +34,39 @@ fn budgets_that_cannot_be_kept_are_refused_with_what_would_do() {
     long.refused(2, &["--ctx 513", "512"]);
     let above = run_with(&path, &["-n", "4", "--ram-budget", "900000G"]).ok();
     assert!(above.stderr.contains("more than") && above.stderr.contains("machine"), "{above:?}");
+}
+
+#[test]
+fn contexts_that_do_not_fit_are_refused_with_the_longest_that_does() {
+    // 8 kB a position in f16, and more positions than any machine has room for.
+    let spec = Spec { context: 1 << 31, kv_heads: 4, head_dim: Some(256), ..common::tiny() };
+    let (_dir, path) = common::write(&spec, "long.gguf");
+    let cases: [(&str, &[&str], &str); 4] = [
+        ("40M", &[], "--ram-budget 40000000"),
+        ("40M", &["--kv", "q8_0"], "--ram-budget 40000000"),
+        ("40M", &["--prompt-batch", "100", "--threads", "1"], "--ram-budget 40000000"),
+        ("auto", &[], "are available"),
+    ];
+    let mut found = Vec::new();
+    for (budget, more, why) in cases {
+        let with = |context: usize| {
+            let context = context.to_string();
+            run_with(&path, &[&["-n", "1", "--ram-budget", budget, "--ctx", &context], more].concat())
+        };
+        let line = with(1 << 31).refused(1, &[why, &(1u64 << 31).to_string(), "kv", "lower it"]).stderr;
+        let longest = line.split("fits is --ctx ").nth(1).and_then(|rest| rest.split(';').next());
+        let longest: usize = longest.and_then(|n| n.parse().ok()).expect("a number of positions");
+        // What others use of the machine changes while we look. What a run takes differs by some pages, more of them in
+        // builds for tests.
+        let some = if budget == "auto" { longest / 2 } else { longest / 20 };
+        let (less, more) = (longest - some, longest + some);
+        with(less).ok();
+        with(more).refused(1, &[why, "fits is --ctx"]);
+        found.push(longest);
+    }
+    assert!(found[1] > found[0] * 3 / 2, "q8_0 takes half of f16: {found:?}");
+    assert!(found[2] != found[0] && found[3] > found[0], "{found:?}");
+    run_with(&path, &["--ram-budget", "2M", "--ctx", "9000"]).refused(1, &["no context is short enough"]);
 }
 
 #[test]
@@ -107,6 +141,9 @@ fn the_kernel_counts_no_more_than_the_budget() {
         assert!(predicted.abs_diff(peak) <= 2_000_000 + predicted / 33, "{budget}: {d}");
         let others = predicted - number(&d, "/memory/ledger/resident_bytes");
         let resident = number(&d, "/io/resident_bytes");
+        for kept in ["/io/resident_now_bytes", "/io/resident_least_bytes"] {
+            assert_eq!(number(&d, kept), resident, "{budget}: memory was not short: {d}");
+        }
         assert!(!filled || resident as f64 >= 0.92 * (ceiling - others) as f64, "{budget}: {d}");
         let now = number(&d, "/io/streamed_bytes_per_pass");
         assert!(now < streamed, "{budget}: more memory, less reading: {d}");

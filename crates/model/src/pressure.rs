@@ -7,7 +7,7 @@
 //! Chunks in a mapping need none of this: the kernel drops pages of files by itself.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -132,6 +132,7 @@ impl Target {
 #[derive(Debug)]
 pub(crate) struct Monitor {
     stop: Arc<AtomicBool>,
+    least: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -155,30 +156,36 @@ impl Monitor {
             return None;
         }
         let (mut target, since) = (Target::new(most), Instant::now());
-        look(&mut target, &levels, since, stream);
+        let least = Arc::new(AtomicU64::new(look(&mut target, &levels, since, stream)));
         let stop = Arc::new(AtomicBool::new(false));
-        let (stream, stopped) = (Arc::clone(stream), Arc::clone(&stop));
+        let (stream, stopped, lowest) = (Arc::clone(stream), Arc::clone(&stop), Arc::clone(&least));
         let work = move || {
             loop {
                 thread::park_timeout(POLL);
                 if stopped.load(Ordering::Acquire) {
                     return;
                 }
-                look(&mut target, &levels, since, &stream);
+                lowest.fetch_min(look(&mut target, &levels, since, &stream), Ordering::Relaxed);
             }
         };
         let builder = thread::Builder::new().name("pressure".into()).stack_size(STACK);
-        Some(Self { stop, thread: Some(builder.spawn(work).ok()?) })
+        Some(Self { stop, least, thread: Some(builder.spawn(work).ok()?) })
+    }
+
+    /// The fewest bytes of residents that were allowed to stay at any time so far.
+    pub(crate) fn least(&self) -> u64 {
+        self.least.load(Ordering::Relaxed)
     }
 }
 
-/// Asks every level, and tells the stream what follows.
-fn look(target: &mut Target, levels: &[Level], since: Instant, stream: &RwLock<Stream>) {
+/// Asks every level, and tells the stream what follows: bytes of residents that may stay.
+fn look(target: &mut Target, levels: &[Level], since: Instant, stream: &RwLock<Stream>) -> u64 {
     let readings: Vec<Option<Reading>> = levels.iter().map(Level::read).collect();
     let stream = stream.read().unwrap_or_else(PoisonError::into_inner);
     let limit = target.next(since.elapsed(), stream.kept_bytes(), &readings);
     // All of them is no limit, and the loader may forget what it made for lower ones.
     stream.keep(limit);
+    limit
 }
 
 impl Drop for Monitor {
@@ -386,8 +393,10 @@ mod tests {
             let monitor = Monitor::start_under(root.path(), &stream).expect("there are signals");
             walk(&stream);
             assert_eq!(kept(), 1_000_000, "{folder}");
+            assert_eq!(monitor.least(), 1_000_000, "{folder}: all of it so far");
             write(&root, &[(&used, "1700000\n")]);
             assert!(soon(|| kept() <= 900_000), "{folder}: {} kept, and no worker at work", kept());
+            assert!(soon(|| monitor.least() <= 900_000), "{folder}: {} at the least", monitor.least());
             drop(monitor);
         }
     }

@@ -42,8 +42,12 @@ pub struct Report {
     pub pass_s: f64,
     /// Bytes that a pass with head streams, without padding.
     pub streamed_bytes_per_pass: u64,
-    /// Bytes of weights that stay.
+    /// Bytes of weights that stay, as planned.
     pub resident_bytes: u64,
+    /// Of these, bytes that are in memory now: fewer before the first pass has ended, and while memory is short.
+    pub resident_now_bytes: u64,
+    /// The fewest of them that could stay at any time so far; as many as planned when memory was never short.
+    pub resident_least_bytes: u64,
     /// Passes begun.
     pub passes: u64,
     /// Ceiling that the plan kept to; None when nobody set one and the system does not say what there is.
@@ -312,6 +316,7 @@ impl<'m> Session<'m> {
 
     /// What was read and used so far.
     pub fn report(&self) -> Report {
+        let (resident_now_bytes, resident_least_bytes) = self.weights.kept_bytes();
         let stream = self.weights.stream();
         let stats = stream.stats();
         Report {
@@ -325,6 +330,8 @@ impl<'m> Session<'m> {
             pass_s: self.passes_took.as_secs_f64(),
             streamed_bytes_per_pass: stream.streamed_bytes(0),
             resident_bytes: stream.resident_bytes(),
+            resident_now_bytes,
+            resident_least_bytes,
             passes: self.passes,
             budget: self.budget,
             ledger: self.ledger,

@@ -124,6 +124,14 @@ impl<'m> StreamedWeights<'m> {
         self.computed.load(Ordering::Relaxed) as f64 / 1e9
     }
 
+    /// Bytes of weights that are kept now, and the fewest of the resident ones that could stay at any time of the run: less
+    /// than all of them when memory got short. What is kept of a mapping the kernel may have dropped without a word.
+    pub fn kept_bytes(&self) -> (u64, u64) {
+        let stream = self.stream();
+        let all = stream.resident_bytes();
+        (stream.kept_bytes(), self.monitor.as_ref().map_or(all, |monitor| monitor.least().min(all)))
+    }
+
     /// The loader's side, for statistics.
     pub fn stream(&self) -> RwLockReadGuard<'_, Stream> {
         self.stream.read().unwrap_or_else(PoisonError::into_inner)

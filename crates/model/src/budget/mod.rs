@@ -76,6 +76,25 @@ pub struct Needs {
     pub modest: bool,
 }
 
+impl Needs {
+    /// Tokens in a batch at the least.
+    fn fewest(&self) -> usize {
+        self.batch.unwrap_or(FEWEST.min(self.context.max(1)))
+    }
+
+    /// Memory for the activations of `batch` tokens.
+    fn activations(&self, batch: usize) -> u64 {
+        self.scores.saturating_add(self.per_token.saturating_mul(batch as u64))
+    }
+}
+
+impl Ledger {
+    /// The least ledger with what `needs` says of another context.
+    fn with_context(self, needs: &Needs) -> Self {
+        Self { kv: needs.kv, activations: needs.activations(needs.fewest()), ..self }
+    }
+}
+
 /// How weights lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
@@ -182,7 +201,7 @@ pub fn plan(
     let must: Vec<bool> = pieces.iter().map(|p| p.placement == Placement::Resident).collect();
     let may: Vec<bool> = pieces.iter().map(|p| p.placement != Placement::Stream).collect();
     let most = |all: bool| if all { MOST_RESIDENT } else { MOST_STREAMED }.min(needs.context.max(1));
-    let fewest = needs.batch.unwrap_or(FEWEST.min(most(false)));
+    let fewest = needs.fewest();
     let least = outline(needs, form, pieces, must, fewest);
     let whole = outline(needs, form, pieces, may, fewest);
 
@@ -219,12 +238,7 @@ pub fn plan(
 /// The items of a plan without a longer batch.
 fn least_sum(planned: &Outline, needs: &Needs) -> u64 {
     let without = Ledger { before: 0, activations: 0, ..planned.ledger };
-    let fewest = needs.batch.unwrap_or(FEWEST.min(needs.context.max(1)).min(MOST_STREAMED));
-    without.total().saturating_add(activations(needs, fewest))
-}
-
-fn activations(needs: &Needs, batch: usize) -> u64 {
-    needs.scores.saturating_add(needs.per_token.saturating_mul(batch as u64))
+    without.total().saturating_add(needs.activations(needs.fewest()))
 }
 
 /// The plan in which `stays` stay.
@@ -244,7 +258,7 @@ fn outline(needs: &Needs, form: Form, pieces: &[Piece], stays: Vec<bool>, batch:
         header: needs.header,
         threads: needs.threads,
         kv: needs.kv,
-        activations: activations(needs, batch),
+        activations: needs.activations(batch),
         logits: needs.logits,
         window,
         resident,
@@ -260,7 +274,7 @@ impl Outline {
             let more = room / needs.per_token.max(1);
             let more = usize::try_from(more).unwrap_or(usize::MAX);
             self.batch = self.batch.saturating_add(more).min(most).max(self.batch);
-            self.ledger.activations = activations(needs, self.batch);
+            self.ledger.activations = needs.activations(self.batch);
         }
         self
     }

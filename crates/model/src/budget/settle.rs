@@ -38,6 +38,9 @@ const ASIDE: u64 = 64 << 20;
 /// grow with the machine. What is kept is memory of our own, which the kernel cannot take back.
 const MOST_ASIDE: u64 = 1 << 30;
 
+/// What runs of the same command differ by in what they take: some pages here and there.
+const VARIES: u64 = 300_000;
+
 /// All that a session is built from.
 pub struct Settled {
     /// Brings the weights.
@@ -71,24 +74,26 @@ pub fn settle(model: &Model, options: &Options, own: Option<Arc<dyn Backend>>) -
         model,
         options,
         workers,
+        kv: &kv,
+        left,
         needs: needs(model, options, &kv, workers),
         groups: model.llama.record(model.isa)?,
         notes: Vec::new(),
     };
-    let ceiling = settling.ceiling(left);
+    let ceiling = settling.ceiling();
     let (backend, planned, plan) = match own {
         Some(backend) => {
             let (planned, plan) = settling.plan(&*backend, ceiling)?;
             (backend, planned, plan)
         }
-        None => settling.open(ceiling, left)?,
+        None => settling.open(ceiling)?,
     };
     let budget = match ceiling {
         Ceiling::Bytes(bytes) => Some(bytes.max(planned.ledger.total())),
         Ceiling::Least => Some(planned.ledger.total()),
         Ceiling::Unknown => None,
     };
-    settling.tell(&planned, &kv, left);
+    settling.tell(&planned);
     let Settling { notes, .. } = settling;
     let (ledger, batch) = (planned.ledger, planned.batch);
     Ok(Settled { backend, kv, batch, workers, plan, ledger, budget, notes })
@@ -98,6 +103,9 @@ struct Settling<'a> {
     model: &'a Model,
     options: &'a Options,
     workers: usize,
+    kv: &'a KvCache,
+    /// Memory that is left on this machine, as far as it says.
+    left: Option<u64>,
     needs: Needs,
     /// What each kind of pass asks for.
     groups: [Vec<Vec<WeightId>>; 2],
@@ -105,8 +113,8 @@ struct Settling<'a> {
 }
 
 impl Settling<'_> {
-    fn ceiling(&mut self, left: Option<u64>) -> Ceiling {
-        match (self.options.budget, left) {
+    fn ceiling(&mut self) -> Ceiling {
+        match (self.options.budget, self.left) {
             (Budget::Min, _) => Ceiling::Least,
             (Budget::Bytes(bytes), _) => {
                 if let Some(all) = total_memory().filter(|all| bytes > *all) {
@@ -120,16 +128,16 @@ impl Settling<'_> {
             }
             (Budget::Auto, Some(left)) => {
                 // What this process has already is not in what is left.
-                let now = ProcessMemory::now();
-                Ceiling::Bytes((left - (left / 5).min(ASIDE)).saturating_add(now.anon + now.file))
+                Ceiling::Bytes((left - (left / 5).min(ASIDE)).saturating_add(taken()))
             }
             (Budget::Auto, None) => Ceiling::Unknown,
         }
     }
 
     /// Opens files as suits what stays, and plans.
-    fn open(&mut self, ceiling: Ceiling, left: Option<u64>) -> Result<(Arc<dyn Backend>, Outline, Plan)> {
+    fn open(&mut self, ceiling: Ceiling) -> Result<(Arc<dyn Backend>, Outline, Plan)> {
         let Options { backend: choice, direct, .. } = *self.options;
+        let left = self.left;
         // Whether all can stay decides how files are opened, before it is known how much of a window they want.
         let mapped = Form::Mapped { window: 0 };
         let whole = self.outline(mapped, &self.cut(1 << 20, true), ceiling).is_ok_and(|(o, _)| o.keeps_all());
@@ -218,49 +226,82 @@ impl Settling<'_> {
                 .within(self.outline(form, &self.cut(SMALLEST_CHUNK as usize, lazy), ceiling), ceiling);
         }
         let first = self.outline(form, &self.cut(usual, lazy), ceiling);
-        match (&first, ceiling) {
+        let planned = match (first, ceiling) {
             (Err(least), Ceiling::Bytes(bytes)) if free => {
                 let room = bytes.saturating_sub(least.total() - least.window) / slots;
                 let chunk = room.saturating_sub(2 * align).clamp(SMALLEST_CHUNK, usual as u64);
-                let shorter = self.outline(form, &self.cut(chunk as usize, lazy), ceiling);
-                // What `auto` finds is an estimate, and what must be is tried.
-                match shorter {
-                    Err(_) if self.options.budget == Budget::Auto => self.plan(backend, Ceiling::Least),
-                    shorter => self.within(shorter, ceiling),
-                }
+                // More chunks take more room themselves: what is just too little for these may do for the shortest.
+                self.outline(form, &self.cut(chunk as usize, lazy), ceiling)
+                    .or_else(|_| self.outline(form, &self.cut(SMALLEST_CHUNK as usize, lazy), ceiling))
             }
-            (Err(_), _) if self.options.budget == Budget::Auto => self.plan(backend, Ceiling::Least),
-            _ => self.within(first, ceiling),
+            (first, _) => first,
+        };
+        match planned {
+            // What `auto` finds is an estimate, and what must be is tried; but not what a smaller context would cure.
+            Err(least) if self.options.budget == Budget::Auto => {
+                let all = self.left.map_or(u64::MAX, |left| left.saturating_add(taken()));
+                if least.total() > all && self.longest_context(&least, all).is_some() {
+                    return Err(self.refusal(&least, all));
+                }
+                self.plan(backend, Ceiling::Least)
+            }
+            planned => self.within(planned, ceiling),
         }
     }
 
-    /// The refusal of a budget that cannot be kept: what it is, the least that works, what for, and what would lower it.
     fn within<T>(&self, planned: Result<T, Box<Ledger>>, ceiling: Ceiling) -> Result<T> {
-        planned.map_err(|least| {
-            let budget = if let Ceiling::Bytes(bytes) = ceiling { bytes } else { 0 };
-            // A little above, since runs differ by some pages.
-            let enough = least.total().saturating_add(300_000).div_ceil(1_000_000);
-            let mut lower = Vec::new();
-            if least.kv > least.total() / 20 {
-                lower.push("a smaller --ctx".to_owned());
-                if self.options.kv != crate::kv::KvFormat::Q8_0 {
-                    lower.push("--kv q8_0".into());
-                }
+        let budget = if let Ceiling::Bytes(bytes) = ceiling { bytes } else { 0 };
+        planned.map_err(|least| self.refusal(&least, budget))
+    }
+
+    /// The refusal of a ceiling that cannot be kept: what it is, the least that works, what for, and what would lower it.
+    fn refusal(&self, least: &Ledger, ceiling: u64) -> Error {
+        let context = self.options.context;
+        let enough = least.total().saturating_add(VARIES).div_ceil(1_000_000);
+        let longest = self.longest_context(least, ceiling.saturating_sub(VARIES));
+        let mut lower = Vec::new();
+        if longest.is_some() || least.kv > least.total() / 20 {
+            lower.push("a smaller --ctx".to_owned());
+            if self.options.kv != crate::kv::KvFormat::Q8_0 {
+                lower.push("--kv q8_0".into());
             }
-            lower.push("--prompt-batch 1".into());
-            if self.workers > 1 {
-                lower.push("--threads 1".into());
-            }
-            if self.options.layers == Placement::Resident || self.options.head == Placement::Resident {
-                lower.insert(0, "letting --layers and --lm-head stream".into());
-            }
-            Error::Budget(format!(
-                "--ram-budget {budget}: with {} positions of context the least that works is {enough}M ({}, in MB); lower it with {}",
-                self.options.context,
-                least.line(),
-                lower.join(", ")
-            ))
-        })
+        }
+        lower.push("--prompt-batch 1".into());
+        if self.workers > 1 {
+            lower.push("--threads 1".into());
+        }
+        if self.options.layers == Placement::Resident || self.options.head == Placement::Resident {
+            lower.insert(0, "letting --layers and --lm-head stream".into());
+        }
+        let limit = match self.options.budget {
+            Budget::Auto => format!("{} MB of memory are available", mb(ceiling)),
+            _ => format!("--ram-budget {ceiling}"),
+        };
+        let longest = match longest {
+            Some(longest) => format!("the longest context that fits is --ctx {longest}"),
+            None => "no context is short enough".into(),
+        };
+        Error::Budget(format!(
+            "{limit}: with {context} positions of context the least that works is {enough}M ({}, in MB); {longest}; lower it with {}",
+            least.line(),
+            lower.join(", ")
+        ))
+    }
+
+    /// The longest context shorter than the one asked for with which `least` comes to no more than `ceiling`; None when not even
+    /// one position fits.
+    fn longest_context(&self, least: &Ledger, ceiling: u64) -> Option<usize> {
+        let fits = |context| {
+            let needs = self.needs.with_context(self.model, self.kv, self.workers, context);
+            least.with_context(&needs).total() <= ceiling
+        };
+        // Every position takes memory, so that halving finds it: `longest` fits or is none, `beyond` does not.
+        let (mut longest, mut beyond) = (0, self.options.context);
+        while beyond - longest > 1 {
+            let middle = longest + (beyond - longest) / 2;
+            *if fits(middle) { &mut longest } else { &mut beyond } = middle;
+        }
+        (longest > 0).then_some(longest)
     }
 
     /// The ledger when nothing stays but what must.
@@ -291,11 +332,11 @@ impl Settling<'_> {
     }
 
     /// Says what was decided, for `--verbose`.
-    fn tell(&mut self, planned: &Outline, kv: &KvCache, left: Option<u64>) {
+    fn tell(&mut self, planned: &Outline) {
         let all = planned.stays.len();
         let stay = planned.stays.iter().filter(|stays| **stays).count();
         let available =
-            left.map_or("the system does not say how much is".into(), |b| format!("{} MB are", mb(b)));
+            self.left.map_or("the system does not say how much is".into(), |b| format!("{} MB are", mb(b)));
         self.notes.push(format!(
             "{stay} of {all} chunks stay in memory; {} MB of memory are predicted ({}), {available} available",
             mb(planned.ledger.total()),
@@ -304,32 +345,43 @@ impl Settling<'_> {
         self.notes.push(format!(
             "keys and values in {}: {} MB when all {} positions are used; prompts go through in batches of {}",
             self.options.kv.name(),
-            mb(kv.bytes_for(self.options.context) as u64),
+            mb(self.kv.bytes_for(self.options.context) as u64),
             self.options.context,
             planned.batch
         ));
     }
 }
 
+/// Memory that this process has now.
+fn taken() -> u64 {
+    let now = ProcessMemory::now();
+    now.anon + now.file
+}
+
 /// What the session takes whatever stays. Part of it is asked of the kernel: what the process has already.
 fn needs(model: &Model, options: &Options, kv: &KvCache, workers: usize) -> Needs {
-    let config = &model.llama.config;
-    let now = ProcessMemory::now();
     let tokenizer = model.tokenizer.heap_bytes() as u64;
     let header = model.llama.heap_bytes() as u64;
-    Needs {
-        program: (now.anon + now.file).saturating_sub(tokenizer + header) + TO_COME,
+    let fixed = Needs {
+        program: taken().saturating_sub(tokenizer + header) + TO_COME,
         tokenizer,
         header,
         threads: workers as u64 * PER_THREAD,
-        kv: kv.touched_by(options.context),
         logits: (model.llama.output.rows * size_of::<f32>()) as u64,
-        scores: (workers as u64).saturating_mul(scores_bytes(config, options.context) as u64),
-        per_token: State::bytes_per_token(config) as u64,
-        before: now.peak,
-        context: options.context,
+        per_token: State::bytes_per_token(&model.llama.config) as u64,
+        before: ProcessMemory::now().peak,
         batch: options.prompt_batch,
         modest: options.budget == Budget::Auto,
+        ..Needs::default()
+    };
+    fixed.with_context(model, kv, workers, options.context)
+}
+
+impl Needs {
+    /// The same for a context of `context` positions.
+    fn with_context(self, model: &Model, kv: &KvCache, workers: usize, context: usize) -> Self {
+        let scores = scores_bytes(&model.llama.config, context) as u64;
+        Self { kv: kv.touched_by(context), scores: (workers as u64).saturating_mul(scores), context, ..self }
     }
 }
 
