@@ -44,7 +44,7 @@ mod wide;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use acts::{Acts, Part};
+pub use acts::{ActBits, Acts, Part};
 pub use convert::{dequantise, quantise};
 pub use format::{Format, ShapeError};
 pub use isa::{Isa, IsaError};

@@ -2,6 +2,7 @@
 
 use crate::acts::Acts;
 use crate::isa::{Isa, Level};
+use crate::numbers::canonical;
 use crate::rows::QuantRows;
 use crate::scalar;
 
@@ -11,7 +12,7 @@ use crate::scalar;
 /// its row and its token alone: not on the level, the other tokens, or how the rows were split into calls. Per block the
 /// sums over weights × sub-block scales × activations (S) and minima × activations (M) are exact integers, each converted
 /// to f32 once; with blocks ascending, `acc = fma(d·dx, S, acc)`, `accm = fma(dmin·dx, M, accm)` and `y = acc − accm`.
-/// Q4_1 and Q5_1 have `dmin = −m`. F32, F16 and BF16 take 16 partial sums by column modulo 16, joined by halves.
+/// Q4_1 and Q5_1 have `dmin = −m`. With 16 bits of the activations the result is y of their first form plus y of the second. F32, F16 and BF16 take 16 partial sums by column modulo 16, joined by halves.
 ///
 /// No rows or no tokens are fine and do nothing.
 ///
@@ -25,6 +26,27 @@ pub fn matmul(isa: Isa, w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
     }
     assert_eq!(x.cols(), w.cols(), "columns of the activations and of the weights");
     assert!(x.is_prepared(w.format()), "Acts::prepare has not been called for {}", w.format());
+    let Some(rest) = x.rest(w.format()) else { return product(isa, w, x, y) };
+    // Some rows with both forms while their weights are near.
+    let rows = (SOME / x.tokens()).max(SOME_ROWS);
+    let mut more = vec![0.0; rows.min(w.rows()) * x.tokens()];
+    for (at, y) in y.chunks_mut(rows * x.tokens()).enumerate() {
+        let more = &mut more[..y.len()];
+        let w = w.slice(at * rows..at * rows + y.len() / x.tokens());
+        product(isa, w, x, y);
+        product(isa, w, rest, more);
+        y.iter_mut().zip(more).for_each(|(y, more)| *y = canonical(*y + *more));
+    }
+}
+
+/// Results of one form that wait for those of the other: 16 KiB, half of the smallest level 1.
+const SOME: usize = 4096;
+
+/// Rows that kernels for many tokens take at once: fewer would leave lanes empty.
+const SOME_ROWS: usize = 32;
+
+/// y = W·x with one form of the activations.
+fn product(isa: Isa, w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
     match isa.level() {
         Level::Scalar => scalar::matmul(w, x, y),
         #[cfg(target_arch = "x86_64")]

@@ -2,8 +2,8 @@
 
 mod blocks;
 
-use blocks::{BOUND, Pcg, acts, acts_of, part, product, rows_of};
-use sluice_kernels::{Format, Isa, QuantRows, dequantise, reference};
+use blocks::{BOUND, Pcg, acts, acts_in, acts_of, part, product, rows_of};
+use sluice_kernels::{ActBits, Format, Isa, QuantRows, dequantise, reference};
 
 /// Columns that cover 1 to 9 blocks; formats without blocks get every tail of their groups of 16 instead.
 fn columns(format: Format) -> Vec<usize> {
@@ -200,6 +200,40 @@ fn scalar_against_reference() {
             let x = acts(&mut rng, tokens, cols, Isa::scalar(), format);
             let error = blocks::error(w, &x, &product(Isa::scalar(), w, &x), tokens);
             assert!(error <= BOUND, "{format}, {cols} columns, {tokens} tokens: off by {error:e} of Σ|w·x|");
+        }
+    }
+}
+
+/// With 16 bits results are those of the activations themselves: within 2^-15 of Σ|w·x|, which 8 bits miss by far. On every
+/// level, and whatever the other rows and tokens are.
+#[test]
+fn sixteen_bits_are_the_activations_themselves() {
+    const BOUND: f64 = 1.0 / 32768.0;
+    const ROWS: usize = 70; // more than are taken together
+    let mut rng = Pcg::new(8);
+    for format in Format::ALL {
+        let cols = 5 * format.block_len().max(32);
+        let bytes = rows_of(&mut rng, format, ROWS, cols);
+        let w = QuantRows::new(format, cols, &bytes).unwrap();
+        let eight = acts(&mut rng, 40, cols, Isa::scalar(), format);
+        let values = eight.values();
+        let x = acts_in(ActBits::Sixteen, values, cols, Isa::scalar(), format);
+        let wanted = product(Isa::scalar(), w, &x);
+        let error = blocks::error_on(values, w, &x, &wanted, 40);
+        assert!(error <= BOUND, "{format}: off by {error:e} of Σ|w·x|");
+        if format.block_len() > 1 {
+            let error = blocks::error_on(values, w, &eight, &product(Isa::scalar(), w, &eight), 40);
+            assert!(error > BOUND, "{format}: 8 bits are off by {error:e} only");
+        }
+        for isa in Isa::available() {
+            for tokens in [1, 2, 7, 13, 40] {
+                let x = acts_in(ActBits::Sixteen, &values[..tokens * cols], cols, isa, format);
+                for rows in [1, 17, 32, 33, ROWS] {
+                    let got = product(isa, w.slice(0..rows), &x);
+                    let wanted = part(&wanted, 40, rows, tokens);
+                    assert!(got == wanted, "{format}, {rows} rows, {tokens} tokens, {isa}");
+                }
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 //! It runs over anything that is [`Weights`]: streamed ones to compute, a recorder to learn the order.
 
 use sluice_gguf::Gguf;
-use sluice_kernels::{Isa, RopeFreqs};
+use sluice_kernels::{ActBits, Isa, RopeFreqs};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -95,7 +95,7 @@ impl Llama {
     pub fn record(&self, isa: Isa) -> Result<[Vec<Vec<WeightId>>; 2]> {
         let team = Team::new(1)?;
         let mut kv = KvCache::new(&self.config, KvFormat::F32)?;
-        let mut state = State::new();
+        let mut state = State::new(ActBits::Eight);
         let mut record = |kind| -> Result<Vec<Vec<WeightId>>> {
             let mut recorder = Recorder::default();
             let mut pass = Pass {

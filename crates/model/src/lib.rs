@@ -61,7 +61,7 @@ pub use kv::KvFormat;
 pub use memory::ProcessMemory;
 pub use model::{Model, StreamSummary, open_tokenizer, supported_formats};
 pub use options::{
-    BackendChoice, Budget, DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS, Direct, Options, Placement,
+    ActBits, BackendChoice, Budget, DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS, Direct, Options, Placement,
 };
 pub use sample::{Sampler, SamplerOptions};
 pub use session::{Report, Session};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+pub use sluice_kernels::ActBits;
 pub use sluice_loader::{Choice as BackendChoice, Direct};
 
 use crate::kv::KvFormat;
@@ -38,7 +39,7 @@ pub enum Budget {
     Bytes(u64),
 }
 
-/// Memory, reading, and threads of a session. Nothing but `kv` changes a bit of the result.
+/// Memory, reading, and threads of a session. Nothing but `kv` and `act_bits` changes a bit of the result.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Positions in the context; at most the model's own.
@@ -63,6 +64,8 @@ pub struct Options {
     pub prompt_batch: Option<usize>,
     /// How keys and values are stored.
     pub kv: KvFormat,
+    /// How activations are rounded for products with quantised weights.
+    pub act_bits: ActBits,
     /// Raised by the caller to end a pass between two bands; the pass then fails with [`crate::Error::Interrupted`].
     pub cancel: Arc<AtomicBool>,
 }
@@ -82,6 +85,7 @@ impl Options {
             head_rows: DEFAULT_HEAD_ROWS,
             prompt_batch: None,
             kv: KvFormat::default(),
+            act_bits: ActBits::default(),
             cancel: Arc::default(),
         }
     }

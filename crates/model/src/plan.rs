@@ -304,6 +304,28 @@ mod tests {
     }
 
     #[test]
+    fn a_part_has_the_chunks_of_its_groups_that_are_wanted() {
+        let table = table(&[500, 400, 300]);
+        let [first, second, head] = [0, 1, 2].map(WeightId);
+        let cut = Cut { chunk_bytes: 20_000, head_rows: 64, workers: 2, chunk_is_band: false };
+        let layers = vec![vec![first], vec![second]];
+        let passes = [[layers.clone(), vec![vec![head]]].concat(), layers];
+        let plan = Plan::new(&passes, &table, head, &cut);
+        let wanted = [vec![vec![second], vec![head]], vec![vec![second]]];
+        let part = plan.part(&wanted, |chunk| chunk.weight != head || chunk.rows.end <= 128);
+        let rows = |id| -> Vec<Range<usize>> {
+            part.chunks.iter().filter(|c| c.weight == id).map(|c| c.rows.clone()).collect()
+        };
+        assert!(rows(first).is_empty());
+        assert_eq!(rows(head), [0..64, 64..128]);
+        assert_eq!(rows(second).iter().map(Range::len).sum::<usize>(), 400);
+        let [with_head, without] = &part.passes[..] else { panic!("two kinds") };
+        assert_eq!(with_head.steps[..without.steps.len()], without.steps[..]);
+        let schedule = part.schedule(&table).expect("a valid schedule");
+        assert_eq!((schedule.streamed_bytes(0), schedule.streamed_bytes(1)), (528 * 144, 400 * 144));
+    }
+
+    #[test]
     fn a_matrix_in_two_kinds_of_pass_has_one_set_of_chunks() {
         let table = table(&[500, 300]);
         let [layer, head] = [WeightId(0), WeightId(1)];

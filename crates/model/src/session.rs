@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluice_kernels::{QuantRows, dequantise};
+use sluice_kernels::{ActBits, QuantRows, dequantise};
 use sluice_loader::{Backend, Stream};
 
 use crate::budget::Ledger;
@@ -71,6 +71,7 @@ pub struct Session<'m> {
     state: State,
     position: usize,
     context: usize,
+    act_bits: ActBits,
     batch: usize,
     digest: Digest,
     memory: ProcessMemory,
@@ -113,9 +114,10 @@ impl<'m> Session<'m> {
             weights,
             team,
             kv,
-            state: State::new(),
+            state: State::new(options.act_bits),
             position: 0,
             context: options.context,
+            act_bits: options.act_bits,
             batch,
             digest: Digest::default(),
             memory: ProcessMemory::now(),
@@ -191,7 +193,7 @@ impl<'m> Session<'m> {
         let rows = self.model.llama.output.rows;
         // All logits of a batch lie in memory twice (turned and not): with them no more than the activations of a whole
         // batch, which the ledger allows for.
-        let per_token = State::bytes_per_token(&self.model.llama.config);
+        let per_token = State::bytes_per_token(&self.model.llama.config, self.act_bits);
         let most = (self.batch * per_token / (per_token + 2 * size_of::<f32>() * rows)).clamp(1, self.batch);
         let batches = tokens.chunks(most).count();
         for (i, batch) in tokens.chunks(most).enumerate() {

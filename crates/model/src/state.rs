@@ -1,6 +1,6 @@
 //! The activations of a forward pass: every buffer, its shape beside it, allocated when a batch is the largest so far.
 
-use sluice_kernels::Acts;
+use sluice_kernels::{ActBits, Acts};
 
 use crate::config::Config;
 
@@ -28,10 +28,10 @@ pub struct State {
 
 impl State {
     /// Empty buffers; they grow to the largest batch fed and stay.
-    pub fn new() -> Self {
+    pub fn new(bits: ActBits) -> Self {
         Self {
             x: Vec::new(),
-            acts: Acts::new(),
+            acts: Acts::with_bits(bits),
             cos: Vec::new(),
             sin: Vec::new(),
             q: Vec::new(),
@@ -50,7 +50,7 @@ impl State {
     }
 
     /// Bytes that one token of a batch takes in these buffers, for choosing a batch that fits.
-    pub fn bytes_per_token(config: &Config) -> usize {
+    pub fn bytes_per_token(config: &Config, bits: ActBits) -> usize {
         let kv_heads = config.kv_heads.iter().max().copied().unwrap_or(0);
         let q = config.heads * config.key_len;
         let k = kv_heads * config.key_len;
@@ -58,15 +58,13 @@ impl State {
         let attended = config.heads * config.value_len;
         let widest = config.dim.max(config.ffn).max(q).max(attended);
         let y = q.max(config.ffn).max(config.dim) + k.max(config.ffn) + v;
-        // The activations hold the values and at most two 8-bit forms of them with their scales and sums.
-        let acts = widest * (size_of::<f32>() + 2 * 2);
+        // The activations hold the values and at most two 8-bit forms of them with their scales and sums, or two times two.
+        let forms = match bits {
+            ActBits::Eight => 2,
+            ActBits::Sixteen => 4,
+        };
+        let acts = widest * (size_of::<f32>() + 2 * forms);
         (config.dim + q + k + v + y) * size_of::<f32>() + acts
-    }
-}
-
-impl Default for State {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

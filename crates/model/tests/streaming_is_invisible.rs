@@ -7,7 +7,7 @@ mod common;
 
 use std::path::Path;
 
-use sluice_model::{BackendChoice, Direct, Isa, KvFormat, Model, Options, Placement, Session};
+use sluice_model::{ActBits, BackendChoice, Direct, Isa, KvFormat, Model, Options, Placement, Session};
 
 use common::{mixed, required, smollm2, write};
 
@@ -124,6 +124,35 @@ fn on_a_tiny_model_every_cell_gives_the_same_bits() {
     assert_eq!(first.len(), 4 * 320, "four rows of logits");
     assert!(first.windows(2).any(|w| w[0] != w[1]), "the logits say something");
     eprintln!("{} cells on {} CPU levels", cells.len(), Isa::available().len());
+}
+
+#[test]
+fn sixteen_bits_are_as_invisible_and_are_no_eight() {
+    let (_dir, path) = write(&mixed());
+    let prompt: Vec<u32> = (0..40).map(|i| 1 + i * 29 % 300).collect();
+    let run = |isa, act_bits, batch, layers, threads| {
+        let model = Model::open_with(&path, isa).expect("a tiny model");
+        let options = Options {
+            act_bits,
+            prompt_batch: Some(batch),
+            layers,
+            threads: Some(threads),
+            head_rows: 7,
+            ..Options::new(64)
+        };
+        let mut session = Session::open(&model, &options).expect("a session");
+        session.feed(&prompt, false).expect("logits").to_vec()
+    };
+    let wanted = run(Isa::scalar(), ActBits::Sixteen, 40, Placement::Resident, 1);
+    for isa in Isa::available() {
+        for (batch, threads) in [(1, 2), (5, 1), (40, 3)] {
+            for layers in [Placement::Resident, Placement::Stream] {
+                let got = run(isa, ActBits::Sixteen, batch, layers, threads);
+                assert!(got == wanted, "batches of {batch}, {threads} threads, {layers:?}, {}", isa.name());
+            }
+        }
+    }
+    assert!(run(Isa::scalar(), ActBits::Eight, 40, Placement::Resident, 1) != wanted);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use core::ops::Range;
 
 use half::f16;
-use sluice_kernels::{Acts, Format, Isa, QuantRows, matmul, reference};
+use sluice_kernels::{ActBits, Acts, Format, Isa, QuantRows, matmul, reference};
 
 /// How far a product may be off the reference, in parts of Σ|w·x|: what the crate promises of f32 sums.
 pub const BOUND: f64 = 1e-5;
@@ -138,7 +138,12 @@ pub fn acts(rng: &mut Pcg, tokens: usize, cols: usize, isa: Isa, format: Format)
 
 /// These activations, ready for rows of the format.
 pub fn acts_of(values: &[f32], cols: usize, isa: Isa, format: Format) -> Acts {
-    let mut acts = Acts::new();
+    acts_in(ActBits::Eight, values, cols, isa, format)
+}
+
+/// These activations in so many bits, ready for rows of the format.
+pub fn acts_in(bits: ActBits, values: &[f32], cols: usize, isa: Isa, format: Format) -> Acts {
+    let mut acts = Acts::with_bits(bits);
     acts.fill(values, cols);
     acts.prepare(isa, format);
     acts
@@ -159,11 +164,17 @@ pub fn part(results: &[u32], tokens: usize, rows: usize, few: usize) -> Vec<u32>
 /// The largest error of a product against the reference in f64, on the activations that the 8-bit form stands for, in parts
 /// of Σ|w·x|. All rows, the first `tokens` tokens.
 pub fn error(w: QuantRows<'_>, x: &Acts, y: &[u32], tokens: usize) -> f64 {
+    let seen: Vec<f32> =
+        x.values().chunks_exact(w.cols()).flat_map(|x| as_quantised(w.format(), x)).collect();
+    error_on(&seen, w, x, y, tokens)
+}
+
+/// As [`error`], on activations that are given, (tokens, cols).
+pub fn error_on(seen: &[f32], w: QuantRows<'_>, x: &Acts, y: &[u32], tokens: usize) -> f64 {
     let mut worst = 0.0f64;
-    for (token, values) in x.values().chunks_exact(w.cols()).take(tokens).enumerate() {
-        let seen = as_quantised(w.format(), values);
+    for (token, seen) in seen.chunks_exact(w.cols()).take(tokens).enumerate() {
         for row in 0..w.rows() {
-            let (wanted, scale) = reference::dot(w.format(), w.slice(row..row + 1).bytes(), &seen);
+            let (wanted, scale) = reference::dot(w.format(), w.slice(row..row + 1).bytes(), seen);
             let off = (f64::from(f32::from_bits(y[row * x.tokens() + token])) - wanted).abs();
             // Nothing may be off a sum of nothing, and no number is no small error.
             let ratio = if off == 0.0 { 0.0 } else { off / scale };

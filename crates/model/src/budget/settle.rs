@@ -368,7 +368,7 @@ fn needs(model: &Model, options: &Options, kv: &KvCache, workers: usize) -> Need
         header,
         threads: workers as u64 * PER_THREAD,
         logits: (model.llama.output.rows * size_of::<f32>()) as u64,
-        per_token: State::bytes_per_token(&model.llama.config) as u64,
+        per_token: State::bytes_per_token(&model.llama.config, options.act_bits) as u64,
         before: ProcessMemory::now().peak,
         batch: options.prompt_batch,
         modest: options.budget == Budget::Auto,

@@ -8,10 +8,11 @@ use sluice_loader::{Backend, Stream};
 
 use crate::error::Result;
 use crate::forward::Llama;
-use crate::kv::{KvCache, KvFormat, PAGE};
+use crate::kv::{KvCache, PAGE};
 use crate::layers::Pass;
 use crate::layers::output::Logits;
 use crate::model::Model;
+use crate::options::Options;
 use crate::plan::{Chunk, Plan};
 use crate::state::{State, sized};
 use crate::stream::{PassKind, StreamedWeights};
@@ -113,14 +114,15 @@ impl<'m> Sample<'m> {
         plan: &Plan,
         backend: &Arc<dyn Backend>,
         team: &Arc<Team>,
-        (kv, stay): (KvFormat, bool),
+        options: &Options,
+        stay: bool,
     ) -> Result<Self> {
         let (llama, mut plan) = part.cut(plan, model)?;
         plan.keep(&vec![stay; plan.chunks.len()]);
         let size = size(&plan, &model.table, llama.output.head.weight);
         let stream = Stream::new(Arc::clone(backend), plan.schedule(&model.table)?, team.workers())?;
         let resident = stream.resident_bytes();
-        let kv = KvCache::new(&llama.config, kv)?;
+        let kv = KvCache::new(&llama.config, options.kv)?;
         let weights = StreamedWeights::new(
             &model.table,
             plan,
@@ -129,7 +131,7 @@ impl<'m> Sample<'m> {
             model.isa,
             Arc::default(), // nobody interrupts a pass of some milliseconds
         );
-        let state = State::new();
+        let state = State::new(options.act_bits);
         Ok(Self { llama, weights, team: Arc::clone(team), kv, state, isa: model.isa, size, resident })
     }
 
