@@ -41,7 +41,10 @@ pub enum Command {
     Logits(Logits),
     /// Measure how fast a prompt is read and text is generated
     Bench(Bench),
-    /// Show what a run would keep in memory and read, at this budget and at others
+    /// Predict memory and speed of a run, at this budget and at others
+    ///
+    /// Measures the disk, the page cache, memory and products on the file itself, for a second or three. Speeds are told
+    /// warm (what is streamed is in the page cache) and cold (it is read from the disk, by direct reads, in every pass).
     Plan(Plan),
 }
 

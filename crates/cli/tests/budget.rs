@@ -105,6 +105,52 @@ fn a_plan_is_what_a_run_then_reports() {
     assert!(text.contains("512 positions") && text.contains("in all") && text.contains("min"), "{text}");
 }
 
+#[test]
+fn a_plan_tells_speeds_at_every_budget() {
+    let (_dir, path) = model();
+    let plan = |path: &Path, flags: &[&str]| {
+        let path = path.to_str().expect("plain");
+        common::sluice(["plan", path, "--ctx", "64"].into_iter().chain(flags.iter().copied())).ok()
+    };
+    let check = |d: &Value| {
+        assert_eq!((&d["prompt_tokens"], &d["decode_position"]), (&64.into(), &32.into()), "{d}");
+        let rows = d["table"].as_array().expect("rows").iter().chain([d]);
+        for row in rows {
+            let mut told = 0;
+            for kind in ["warm", "cold"] {
+                let speeds = row.get(kind).expect("a key, null or not");
+                let of = |key: &str| speeds[key].as_f64().expect("a number");
+                if !speeds.is_null() {
+                    assert!(of("decode_tok_s") > 0.0 && of("prefill_tok_s") > 0.0, "{row}");
+                    assert!(of("start_s") >= 0.0, "{row}");
+                    told += 1;
+                }
+            }
+            assert!(told > 0, "{row}");
+        }
+        let measured = &d["measured"];
+        assert!(measured["took_s"].as_f64() > Some(0.0), "{d}");
+        for rate in ["resident_bytes_s", "memory_bytes_s", "prefill_products_s"] {
+            assert!(measured[rate].as_f64() > Some(0.0), "{rate}: {d}");
+        }
+        for rate in ["disk_bytes_s", "cached_bytes_s"] {
+            let rate = measured.get(rate).expect("a key, null or not");
+            assert!(rate.is_null() || rate.as_f64() > Some(0.0), "{d}");
+        }
+    };
+    for flags in ["", "--ram-budget min", "--direct off", "--backend mmap", "--threads 1 --prompt-batch 3"] {
+        let flags: Vec<&str> = flags.split_whitespace().chain(["--json"]).collect();
+        check(&plan(&path, &flags).json());
+    }
+    let text = String::from_utf8(plan(&path, &[]).stdout).expect("text");
+    for word in ["GB/s", "warm", "cold", "prompt for 64 tokens", "position 32"] {
+        assert!(text.contains(word), "{text}");
+    }
+    if let Some(path) = smollm2() {
+        check(&plan(&path, &["--json"]).json());
+    }
+}
+
 /// The real model, as the tests of the model crate find it.
 fn smollm2() -> Option<PathBuf> {
     let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
