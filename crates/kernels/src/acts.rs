@@ -58,6 +58,8 @@ pub(crate) struct Form<Sum> {
     pub scales: Vec<f32>,
     /// In groups of 256, per 32 values: how many bits `q` is shifted left, 0 to 3, in units of the scale; tokens × cols/32.
     pub shifts: Vec<u8>,
+    /// Two to the power of each shift, for levels that multiply instead.
+    pub powers: Vec<i16>,
     /// Sums of `q` in units of the scale: per 32, groups × tokens and `SPARE` more; per 16 within groups of 256, tokens ×
     /// cols/16.
     pub sums: Vec<Sum>,
@@ -76,6 +78,7 @@ pub(crate) const FINEST: u32 = 3;
 pub(crate) struct Group<'a> {
     pub q: &'a [i8; 256],
     pub shifts: &'a [u8; 8],
+    pub powers: &'a [i16; 8],
     pub sums: &'a [i16; 16],
 }
 
@@ -189,6 +192,7 @@ impl Acts {
             form.q.capacity()
                 + form.scales.capacity() * size_of::<f32>()
                 + form.shifts.capacity()
+                + form.powers.capacity() * size_of::<i16>()
                 + form.sums.capacity() * size_of::<Sum>()
         }
         let rest = self.rest.as_ref().map_or(0, |rest| rest.heap_bytes());
@@ -241,6 +245,7 @@ impl<Sum: Copy + Default> Form<Sum> {
         resize(&mut self.q, q);
         resize(&mut self.scales, scales);
         resize(&mut self.shifts, shifts);
+        resize(&mut self.powers, shifts);
         resize(&mut self.sums, sums);
     }
 }
@@ -284,9 +289,11 @@ impl Form<i16> {
         self.ready = true;
         let scales = columns(&mut self.scales, tokens, cols / 256, each);
         let shifts = self.shifts.chunks_mut(each * cols / 32);
+        let powers = self.powers.chunks_mut(each * cols / 32);
         let sums = self.sums.chunks_mut(each * cols / 16);
-        let parts = self.q.chunks_mut(each * cols).zip(scales).zip(shifts).zip(sums);
-        parts.map(|(((q, scales), shifts), sums)| To256 { q, scales, shifts, sums }).collect()
+        let parts = self.q.chunks_mut(each * cols).zip(scales).zip(shifts.zip(powers)).zip(sums);
+        let part = |(((q, scales), (shifts, powers)), sums)| To256 { q, scales, shifts, powers, sums };
+        parts.map(part).collect()
     }
 
     /// Group `at` of all, which lie token-major.
@@ -295,6 +302,7 @@ impl Form<i16> {
         Group {
             q: &self.q.as_chunks().0[at],
             shifts: &self.shifts.as_chunks().0[at],
+            powers: &self.powers.as_chunks().0[at],
             sums: &self.sums.as_chunks().0[at],
         }
     }

@@ -29,6 +29,7 @@ pub(super) struct To256<'a> {
     pub q: &'a mut [i8],
     pub scales: Columns<'a, f32>,
     pub shifts: &'a mut [u8],
+    pub powers: &'a mut [i16],
     pub sums: &'a mut [i16],
 }
 
@@ -95,6 +96,7 @@ impl To256<'_> {
         let x = x.as_chunks::<32>().0;
         let q = &mut self.q.as_chunks_mut::<32>().0.as_chunks_mut::<8>().0[at];
         let shifts = &mut self.shifts.as_chunks_mut::<8>().0[at];
+        let powers = &mut self.powers.as_chunks_mut::<8>().0[at];
         let sums = &mut self.sums.as_chunks_mut::<2>().0.as_chunks_mut::<8>().0[at];
         let mut magnitudes = [0.0; 8];
         for (magnitude, x) in magnitudes.iter_mut().zip(x) {
@@ -110,6 +112,7 @@ impl To256<'_> {
                 sums[part][half] = (sum << shift) as i16; // at most 16·127·8
             }
             shifts[part] = shift as u8;
+            powers[part] = 1 << shift;
         }
         self.scales[at % groups][at / groups] = scale;
     }

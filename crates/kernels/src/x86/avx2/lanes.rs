@@ -17,7 +17,8 @@ pub(super) fn load<T: Copy, const N: usize>(from: &[T; N]) -> __m256i {
 /// 16 bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn load_half(from: &[u8; 16]) -> __m128i {
+pub(super) fn load_half<T: Copy, const N: usize>(from: &[T; N]) -> __m128i {
+    const { assert!(size_of::<[T; N]>() == 16) };
     // SAFETY: 16 bytes are there, at any alignment.
     unsafe { _mm_loadu_si128(from.as_ptr().cast()) }
 }

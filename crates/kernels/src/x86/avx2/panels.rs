@@ -7,8 +7,8 @@
 use core::arch::x86_64::*;
 
 use super::lanes::{Sums, load, load_ps};
-use super::per_256::{SHIFTS, Wide};
-use crate::acts::Acts;
+use super::per_256::Wide;
+use crate::acts::{Acts, FINEST};
 use crate::blocks::{Block, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Unpacked256};
 use crate::rows::QuantRows;
 use crate::x86::memory::blocks_of;
@@ -47,6 +47,9 @@ impl Small for BlockQ5K {
 impl Small for BlockQ6K {
     const SUM: usize = 2; // up to 63: 2·2·63·127 = 32004
 }
+
+/// The shifts that activations come with.
+const SHIFTS: usize = FINEST as usize + 1;
 
 /// The same block of 8 rows.
 struct Panel {
@@ -196,19 +199,24 @@ fn multiply<B: Small, const T: usize>(
             s[t] = _mm256_setzero_si256();
         }
     }
-    for part in 0..64 / B::SUM {
-        let mut pairs = [_mm256_setzero_si256(); T];
-        for k in part * B::SUM..(part + 1) * B::SUM {
-            for t in 0..T {
-                let a = _mm256_set1_epi32(i32::from_le_bytes(a[t].q.as_chunks().0[k].map(|a: i8| a as u8)));
-                pairs[t] = _mm256_add_epi16(pairs[t], _mm256_maddubs_epi16(panel.q[k], a));
-            }
-        }
+    for group in 0..8 {
+        let mut scales = [&panel.scale[0]; T];
         for t in 0..T {
-            let group = part * B::SUM / 4;
-            let shift = usize::from(a[t].shifts[group / 2]) % SHIFTS;
-            let scaled = _mm256_madd_epi16(pairs[t], panel.scale[shift][group]);
-            s[t] = _mm256_add_epi32(s[t], scaled);
+            scales[t] = &panel.scale[usize::from(a[t].shifts[group]) % SHIFTS];
+        }
+        for part in group * 8 / B::SUM..(group + 1) * 8 / B::SUM {
+            let mut pairs = [_mm256_setzero_si256(); T];
+            for k in part * B::SUM..(part + 1) * B::SUM {
+                for t in 0..T {
+                    let a = i32::from_le_bytes(a[t].q.as_chunks().0[k].map(|a: i8| a as u8));
+                    let products = _mm256_maddubs_epi16(panel.q[k], _mm256_set1_epi32(a));
+                    pairs[t] = _mm256_add_epi16(pairs[t], products);
+                }
+            }
+            for t in 0..T {
+                let scaled = _mm256_madd_epi16(pairs[t], scales[t][part * B::SUM / 4]);
+                s[t] = _mm256_add_epi32(s[t], scaled);
+            }
         }
     }
     for t in 0..T {

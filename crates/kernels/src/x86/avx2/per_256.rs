@@ -10,12 +10,9 @@ use core::marker::PhantomData;
 use super::lanes::{Sums, load, load_half, load_ps, scales_of_eight, scales_of_one, sum_each};
 use super::per_32::{nibbles, non_linear};
 use super::tiles::{TILE, Tiles};
-use crate::acts::{Acts, FINEST, Form, Group};
+use crate::acts::{Acts, Form, Group};
 use crate::blocks::{BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 use crate::x86::memory::{InPlace, prefetch};
-
-/// The shifts that activations come with.
-pub(super) const SHIFTS: usize = FINEST as usize + 1;
 
 /// A block, unpacked for products.
 pub(super) struct Weights {
@@ -100,17 +97,6 @@ impl Wide for BlockQ4K {
     fn head(&self) -> [u8; 4] {
         [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
     }
-}
-
-/// Every element of a table spread.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn spread_all(table: __m256i) -> [__m256i; 8] {
-    let mut all = [table; 8];
-    for (k, one) in all.iter_mut().enumerate() {
-        *one = spread(table, k);
-    }
-    all
 }
 
 impl Wide for BlockQ5K {
@@ -292,11 +278,11 @@ impl Wide for BlockQ6K {
     }
 }
 
-/// Eight sums that add up to S, and eight that add up to M; `scales` gives those of register `k`, shifted as the activations
-/// are.
+/// Eight sums that add up to S, and eight that add up to M; `powers` are those of the activations.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn products<B: Wide>(w: &Weights, a: Group<'_>, scales: impl Fn(usize) -> __m256i) -> (__m256i, __m256i) {
+fn products<B: Wide>(w: &Weights, a: Group<'_>, powers: __m256i) -> (__m256i, __m256i) {
+    let scales = _mm256_mullo_epi16(w.scales, powers);
     let mut s = _mm256_setzero_si256();
     for (k, q) in a.q.as_chunks::<32>().0.iter().enumerate() {
         let (q, a) = (w.q[k], load(q));
@@ -305,19 +291,17 @@ fn products<B: Wide>(w: &Weights, a: Group<'_>, scales: impl Fn(usize) -> __m256
         } else {
             _mm256_maddubs_epi16(q, a)
         };
-        s = _mm256_add_epi32(s, _mm256_madd_epi16(pairs, scales(k)));
+        s = _mm256_add_epi32(s, _mm256_madd_epi16(pairs, spread(scales, k)));
     }
     let m = _mm256_madd_epi16(w.per_16, load(a.sums));
     (_mm256_sub_epi32(s, _mm256_mullo_epi32(m, _mm256_set1_epi32(B::OFFSET))), m)
 }
 
-/// Two to the power of each shift, in 16 bits, all eight in both halves.
+/// What the scales are multiplied with for a group of activations: its eight powers in both halves.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn powers(shifts: &[u8; 8]) -> __m256i {
-    let table = _mm_setr_epi8(1, 2, 4, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
-    let bytes = _mm_shuffle_epi8(table, _mm_cvtsi64_si128(i64::from_le_bytes(*shifts)));
-    _mm256_broadcastsi128_si256(_mm_cvtepu8_epi16(bytes))
+fn powers(a: Group<'_>) -> __m256i {
+    _mm256_broadcastsi128_si256(load_half(a.powers))
 }
 
 /// The tiles of a format.
@@ -346,7 +330,7 @@ impl<B: Wide> Tiles for Per256<B> {
         let mut sums = Sums::new();
         for block in 0..blocks {
             let a = form.group(token * blocks + block);
-            let powers = powers(a.shifts);
+            let powers = powers(a);
             let (mut s, mut m) = ([_mm256_setzero_si256(); TILE], [_mm256_setzero_si256(); TILE]);
             let mut heads = [[0; 4]; TILE];
             prefetch::<B, TILE>(next);
@@ -356,8 +340,7 @@ impl<B: Wide> Tiles for Per256<B> {
                 let w = unsafe { rows[r].get_unchecked(block) };
                 // SAFETY: the features are those of this function.
                 let weights = unsafe { w.weights() };
-                let scales = _mm256_mullo_epi16(weights.scales, powers);
-                (s[r], m[r]) = products::<B>(&weights, a, |k| spread(scales, k));
+                (s[r], m[r]) = products::<B>(&weights, a, powers);
                 heads[r] = w.head();
             }
             let (d, dmin) = scales_of_eight(&heads, B::HAS_MIN);
@@ -383,17 +366,10 @@ impl<B: Wide> Tiles for Per256<B> {
         for (block, w) in w.iter().enumerate() {
             // SAFETY: the features are those of this function.
             let weights = unsafe { w.weights() };
-            // For every shift, so that a token takes what it needs from level 1.
-            let mut scales = [spread_all(weights.scales); SHIFTS];
-            for shift in 1..SHIFTS {
-                for k in 0..8 {
-                    scales[shift][k] = _mm256_add_epi16(scales[shift - 1][k], scales[shift - 1][k]);
-                }
-            }
             let (mut s, mut m) = ([_mm256_setzero_si256(); TILE], [_mm256_setzero_si256(); TILE]);
             for t in 0..TILE {
                 let a = form.group(starts[t] + block);
-                (s[t], m[t]) = products::<B>(&weights, a, |k| scales[usize::from(a.shifts[k]) % SHIFTS][k]);
+                (s[t], m[t]) = products::<B>(&weights, a, powers(a));
             }
             let (d, dmin) = scales_of_one(w.head(), B::HAS_MIN);
             let dx = load_ps(form.scales_tile(block * tokens + first));
