@@ -33,6 +33,8 @@ pub struct Table {
     pub extras: Vec<&'static str>,
     /// Tokens to generate; the same in all tables of a model, or the digests could not agree.
     pub tokens: u32,
+    /// Repetitions of each cell.
+    pub reps: u32,
 }
 
 /// One way to run one model.
@@ -62,6 +64,8 @@ pub struct Cell {
     pub extra: &'static str,
     /// Tokens to generate.
     pub tokens: u32,
+    /// Repetitions.
+    pub reps: u32,
 }
 
 /// What a buffered cold cell with the least memory gets as a container: it leaves the program some 60 MiB for a head that
@@ -97,6 +101,7 @@ impl Table {
             isa: "",
             extra: "",
             tokens: self.tokens,
+            reps: self.reps,
         };
         let cells = product(vec![plain], &self.ways, |cell, &way| cell.way = way);
         let cells = product(cells, &self.budgets, |cell, &budget| cell.budget = budget);
@@ -221,6 +226,7 @@ impl Cell {
             "isa": self.isa,
             "extra": self.extra,
             "tokens": self.tokens,
+            "reps": self.reps,
         })
     }
 }
@@ -274,6 +280,7 @@ pub mod tests {
             isas: vec![""],
             extras: vec![""],
             tokens: 16,
+            reps: 3,
         }
     }
 

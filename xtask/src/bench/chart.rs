@@ -211,10 +211,10 @@ impl Chart {
         self.draw(format!("<path class='s{series}' clip-path='url(#plot)' fill-opacity='0.14' d='{path}'/>"));
     }
 
-    /// Words beside a value.
+    /// Words to the upper left of a value: where nothing lies beside a front, nor its own line.
     pub fn note(&mut self, x: f64, y: f64, text: &str) {
-        let (x, y) = (self.x_at(x), self.y_at(y) - 10.0);
-        self.text(x, y, "middle", "note", text);
+        let (x, y) = (self.x_at(x) - 4.0, self.y_at(y) - 8.0);
+        self.text(x, y, "end", "note", text);
     }
 
     /// Words below the horizontal axis.
@@ -283,7 +283,8 @@ impl Chart {
 }
 
 fn shape(x: f64, y: f64, mark: Mark, look: Look) -> String {
-    let class = if look.filled { format!("s{}", look.series) } else { format!("l{} hollow", look.series) };
+    let class =
+        if look.filled { format!("s{} mark", look.series) } else { format!("l{} hollow", look.series) };
     match mark {
         Mark::Circle => format!("<circle class='{class}' cx='{x:.1}' cy='{y:.1}' r='5'/>"),
         Mark::Square => {
@@ -302,11 +303,11 @@ fn style() -> String {
          .title{font-size:17px;font-weight:600}.minor{fill:#59636e;font-size:12px}.note{font-size:11px;font-weight:600}\
          .value{font-weight:600}.card{fill:#fff;stroke:#d1d9e0}.grid{stroke:#e7ebef}.axis{stroke:#818b98;fill:none}\
          .line{fill:none;stroke-width:2}.whisker{fill:none;stroke-width:1.5;stroke-opacity:.55}\
-         .hollow{fill:#fff;stroke-width:1.8}",
+         .hollow{fill:#fff;stroke-width:1.8}.mark{stroke:#fff;stroke-width:.8}",
     );
     let mut dark = String::from(
         "text{fill:#e6edf3}.minor{fill:#9198a1}.card{fill:#151b23;stroke:#3d444d}.grid{stroke:#262d36}\
-         .axis{stroke:#7d8590}.hollow{fill:#151b23}",
+         .axis{stroke:#7d8590}.hollow{fill:#151b23}.mark{stroke:#151b23}",
     );
     for (i, (on_light, on_dark)) in SERIES.iter().enumerate() {
         for (rules, colour) in [(&mut light, on_light), (&mut dark, on_dark)] {

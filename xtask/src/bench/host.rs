@@ -18,7 +18,7 @@ pub fn describe(options: &Options, binary: &Path, folder: &Path, cells: &[Cell])
         "key": {
             "preset": options.preset.name(),
             "program": fingerprint(binary)?,
-            "reps": options.reps,
+            "reps": cells.iter().map(|cell| cell.reps).collect::<Vec<_>>(),
             "planted_delay_percent": options.delay_percent,
             "cells": cells.iter().map(ToString::to_string).collect::<Vec<_>>(),
         },

@@ -38,8 +38,9 @@ pub fn run(options: &Options) -> Result {
     let cells = chosen_cells(options, &tables, &found);
     if options.list {
         cells.iter().for_each(|cell| println!("{cell}"));
-        let minutes = f64::from(options.reps) * cells.iter().map(Cell::seconds).sum::<f64>() / 60.0;
-        println!("{} cells, {} repetitions: some {minutes:.0} minutes", cells.len(), options.reps);
+        let runs: u32 = cells.iter().map(|cell| cell.reps).sum();
+        let minutes = cells.iter().map(|cell| f64::from(cell.reps) * cell.seconds()).sum::<f64>() / 60.0;
+        println!("{} cells, {runs} runs: some {minutes:.0} minutes", cells.len());
         return Ok(());
     }
     if cells.is_empty() {

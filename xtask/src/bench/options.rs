@@ -58,8 +58,6 @@ pub enum Action {
 pub struct Options {
     /// Where the tables come from.
     pub preset: Preset,
-    /// Repetitions of each cell.
-    pub reps: u32,
     /// After which a run is killed.
     pub timeout: Duration,
     /// The program; `None` builds it.
@@ -89,6 +87,7 @@ struct Axes {
     caches: Option<Vec<Cache>>,
     limits: Option<Vec<Limit>>,
     tokens: Option<u32>,
+    reps: Option<u32>,
 }
 
 /// A loss of less is within what two runs of one program differ by on a shared machine.
@@ -105,7 +104,6 @@ impl Action {
     pub fn parse(words: &[&str]) -> Result<Self> {
         let mut options = Options {
             preset: Preset::Smoke,
-            reps: 0,
             timeout: Duration::from_secs(TIMEOUT_S.into()),
             binary: None,
             out: None,
@@ -116,7 +114,7 @@ impl Action {
             axes: Axes::default(),
         };
         let mut threshold = THRESHOLD;
-        let (mut compare, mut report, mut readme, mut reps) = (None, None, false, None);
+        let (mut compare, mut report, mut readme) = (None, None, false);
         let mut words = words.iter();
         while let Some(&flag) = words.next() {
             let mut value = || words.next().copied().ok_or_else(|| format!("{flag}: wants a value\n{USAGE}"));
@@ -132,7 +130,7 @@ impl Action {
                 "--cache" => axes.caches = Some(list(value()?, Cache::parse)?),
                 "--limit" => axes.limits = Some(list(value()?, limit)?),
                 "--tokens" => axes.tokens = Some(number(flag, value()?)?),
-                "--reps" => reps = Some(number(flag, value()?)?),
+                "--reps" => axes.reps = Some(number(flag, value()?)?),
                 "--timeout" => options.timeout = Duration::from_secs(number(flag, value()?)?.into()),
                 "--binary" => options.binary = Some(value()?.into()),
                 "--out" => options.out = Some(value()?.into()),
@@ -150,7 +148,6 @@ impl Action {
                 _ => return Err(format!("{flag}: no such flag\n{USAGE}")),
             }
         }
-        options.reps = reps.unwrap_or(options.preset.reps());
         Ok(match (compare, report, readme) {
             (Some((before, after)), None, false) => Self::Compare { before, after, threshold },
             (None, Some(path), false) => Self::Report(path),
@@ -181,6 +178,7 @@ impl Options {
             replace(&mut table.caches, &axes.caches);
             replace(&mut table.limits, &axes.limits);
             table.tokens = axes.tokens.unwrap_or(table.tokens);
+            table.reps = axes.reps.unwrap_or(table.reps);
             // The loader alone keeps nothing and knows no head.
             if table.engine == Engine::Sluice {
                 replace(&mut table.budgets, &axes.budgets);
@@ -253,7 +251,7 @@ mod tests {
         assert_eq!(tables[0].threads, [1]);
         assert_eq!(tables[0].budgets, [Budget::Min, Budget::Percent(25)]);
         assert_eq!(tables[0].heads, [Head::Resident, Head::Stream], "untouched");
-        assert_eq!((given.reps, options("--preset seed").unwrap().reps), (3, 15));
+        assert_eq!((tables[0].reps, given.preset.tables()[0].reps), (3, 15));
     }
 
     #[test]
@@ -265,8 +263,8 @@ mod tests {
             tables.iter().map(|table| (table.models.join("+"), table.tokens)).collect::<Vec<_>>()
         };
         let pair = |name: &str, tokens| (name.to_string(), tokens);
-        assert_eq!(models("--preset full --model llama3_8b"), [pair("llama3_8b", 8)]);
-        assert_eq!(models("--preset full --model a.gguf"), vec![pair("a.gguf", 16); 3]);
+        assert_eq!(models("--preset full --model llama3_8b"), vec![pair("llama3_8b", 8); 2]);
+        assert_eq!(models("--preset full --model a.gguf"), vec![pair("a.gguf", 16); 5]);
         assert_eq!(models("--preset seed --model a,b"), [pair("a+b", 32)]);
     }
 

@@ -79,6 +79,14 @@ fn megabytes(row: &Row) -> f64 {
     median(row.peak) / 1e6
 }
 
+/// Whether a row took a good part of its budget, where that is a number: a mapping streams everything whatever part of it
+/// may stay, and to call its point by a budget that it has no use for would mislead.
+fn used(row: &Row) -> bool {
+    let percent = row.word("budget").strip_suffix('%').and_then(|percent| percent.parse::<f64>().ok());
+    let file = row.cell["file_bytes"].as_f64().unwrap_or(0.0);
+    percent.is_none_or(|percent| median(row.peak) > 0.5 * file * percent / 100.0)
+}
+
 /// Adds to the legend what these rows need: colours by way, shapes by head, filling by threads.
 fn keys(chart: &mut Chart, rows: &[&Row], most_threads: u64) {
     let look = |series| Look { series, filled: true };
@@ -103,7 +111,8 @@ fn keys(chart: &mut Chart, rows: &[&Row], most_threads: u64) {
     }
 }
 
-fn threads_words(threads: u64) -> String {
+/// A number of threads in words.
+pub fn threads_words(threads: u64) -> String {
     if threads == 1 { "1 thread".into() } else { format!("{threads} threads") }
 }
 
@@ -146,7 +155,7 @@ fn memory(model: &str, cache: &str, rows: &[&Row]) -> Picture {
     let mut named = Vec::new();
     for &i in &front {
         let budget = rows[i].word("budget");
-        if rows[i].word("engine") == "sluice" && !named.contains(&budget) {
+        if rows[i].word("engine") == "sluice" && used(rows[i]) && !named.contains(&budget) {
             chart.note(points[i].0, points[i].1, budget);
             named.push(budget);
         }
@@ -284,7 +293,8 @@ mod tests {
     fn a_matrix_gets_its_fronts_and_its_line() {
         let all = rows(&[
             ("mmap", "min", "stream", "warm", 20.0, 50.0, 600.0),
-            ("mmap", "50%", "stream", "warm", 300.0, 55.0, 300.0),
+            ("mmap", "75%", "stream", "warm", 22.0, 54.0, 300.0),
+            ("uring", "50%", "stream", "warm", 300.0, 55.0, 300.0),
             ("pread", "50%", "stream", "warm", 310.0, 40.0, 300.0),
             ("uring+direct", "min", "stream", "cold", 20.0, 3.0, 600.0),
             ("uring+direct", "50%", "resident", "cold", 300.0, 6.0, 300.0),
@@ -295,7 +305,8 @@ mod tests {
         assert_eq!(names, ["memory-m-warm", "memory-m-cold", "passes-m"]);
         let warm = &pictures[0].svg;
         assert!(warm.contains(">min<") && warm.contains(">50%<") && warm.contains(">Pareto front<"));
-        assert_eq!(warm.matches("tok/s, ").count(), 3, "every cell is a point with a hint");
+        assert!(!warm.contains(">75%<"), "a budget that the run had no use for");
+        assert_eq!(warm.matches("tok/s, ").count(), 4, "every cell is a point with a hint");
         assert!(!warm.contains(">head resident<"), "no key for what is not there");
         assert!(pictures[2].svg.contains("the disk, 2 GB/s"));
         assert!(pictures.iter().all(|picture| !picture.svg.contains("NaN") && !picture.svg.contains("inf")));

@@ -28,17 +28,6 @@ impl Preset {
         }
     }
 
-    /// Repetitions unless told otherwise.
-    pub fn reps(self) -> u32 {
-        match self {
-            Self::Smoke => 1,
-            // Two cells of a second each: more costs nothing, and a difference of a few per cent is what it looks for.
-            Self::Seed => 15,
-            // What an hour has room for.
-            Self::Full => 3,
-        }
-    }
-
     /// Its tables.
     pub fn tables(self) -> Vec<Table> {
         match self {
@@ -77,6 +66,7 @@ fn smoke() -> Vec<Table> {
         isas: vec!["scalar"],
         extras: vec![""],
         tokens: 6,
+        reps: 1,
     };
     let ways = WAYS.to_vec();
     let usual = Table { ways: ways.clone(), isas: vec![""], ..plain.clone() };
@@ -114,6 +104,8 @@ fn seed() -> Table {
         extras: vec![""],
         // 0.6 s of generating at 50 tokens per second, so that a clock tick doesn't show.
         tokens: 32,
+        // Two cells of a second each: more costs nothing, and a difference of a few per cent is what it looks for.
+        reps: 15,
     }
 }
 
@@ -126,9 +118,11 @@ fn full() -> Vec<Table> {
         threads: vec![1, 2],
         // As the figures of the design: a short prompt and 16 tokens after it.
         tokens: 16,
+        // Of a second each; cold ones take four times as long, and an hour has room for three of them.
+        reps: 5,
         ..seed()
     };
-    let cold = Table { ways: WAYS.to_vec(), caches: vec![Cache::Cold], ..warm.clone() };
+    let cold = Table { ways: WAYS.to_vec(), caches: vec![Cache::Cold], reps: 3, ..warm.clone() };
     let large = Table {
         models: vec!["llama3_8b".into()],
         ways: vec![Way::PreadDirect, Way::UringDirect],
@@ -139,15 +133,40 @@ fn full() -> Vec<Table> {
         tokens: 8,
         ..cold.clone()
     };
+    // What somebody gets who gives no flags, with all memory and in containers that the model fits into many times over,
+    // half, and not at all.
+    let plain = |models: &Table, caches: &[Cache], limits: &[u64]| Table {
+        models: models.models.clone(),
+        tokens: models.tokens,
+        ways: vec![Way::Auto],
+        budgets: vec![Budget::Auto],
+        heads: vec![Head::Auto],
+        threads: vec![2],
+        caches: caches.to_vec(),
+        reps: models.reps,
+        limits: limits
+            .iter()
+            .map(|mib| if *mib == 0 { Limit::Auto } else { Limit::Bytes(mib << 20) })
+            .collect(),
+        ..seed()
+    };
     let loader = Table {
         engine: Engine::Loader,
         ways: WAYS.to_vec(),
         budgets: vec![Budget::Stream],
         heads: vec![Head::Auto],
         caches: vec![Cache::Warm, Cache::Cold],
-        ..warm.clone()
+        ..cold.clone()
     };
-    vec![warm, cold, large, loader]
+    vec![
+        plain(&warm, &[Cache::Warm], &[0]),
+        plain(&cold, &[Cache::Cold], &[0, 32, 256]),
+        plain(&large, &[Cache::Cold], &[0, 64, 2048]),
+        warm,
+        cold,
+        large,
+        loader,
+    ]
 }
 
 #[cfg(test)]
@@ -184,11 +203,16 @@ mod tests {
         let all = cells(Preset::Full);
         let count = |wanted: &dyn Fn(&Cell) -> bool| all.iter().filter(|cell| wanted(cell)).count();
         let small = |cell: &Cell| cell.model == "tinyllama_1b" && cell.engine == Engine::Sluice;
+        assert_eq!(count(&|cell| cell.way == Way::Auto), 1 + 3 + 3);
+        let small = |cell: &Cell| small(cell) && cell.way != Way::Auto;
         assert_eq!(count(&|cell| small(cell) && cell.cache == Cache::Warm), 3 * 5 * 2 * 2);
         // Less the head alone through the page cache, three ways with one or two threads.
         assert_eq!(count(&|cell| small(cell) && cell.cache == Cache::Cold), 5 * 5 * 2 * 2 - 3 * 2);
-        assert_eq!(count(&|cell| cell.model == "llama3_8b"), 2 * 4);
+        assert_eq!(count(&|cell| cell.model == "llama3_8b" && cell.way != Way::Auto), 2 * 4);
         assert_eq!(count(&|cell| cell.engine == Engine::Loader), 2 * (5 + 3));
+        let reps =
+            |cell: &Cell| if cell.cache == Cache::Warm && cell.engine == Engine::Sluice { 5 } else { 3 };
+        assert!(all.iter().all(|cell| cell.reps == reps(cell)));
         // The same number of tokens for a model everywhere, or its digests could not agree.
         assert!(all.iter().all(|cell| cell.tokens == if cell.model == "llama3_8b" { 8 } else { 16 }));
     }

@@ -138,8 +138,8 @@ pub struct Record {
     pub run: Value,
     /// Everything that was measured, in order.
     pub repetitions: Vec<Repetition>,
-    /// How the disk was measured.
-    pub disks: Vec<String>,
+    /// How the disk was measured under each model: `model`, `how` in words, and what [`super::rates::Disk`] is made of.
+    pub disks: Vec<Value>,
     /// The last line, if the run came to its end.
     pub end: Option<Value>,
 }
@@ -169,7 +169,7 @@ impl Record {
                         .repetitions
                         .push(repetition.ok_or_else(|| format!("line {}: keys are missing", i + 1))?);
                 }
-                Some("disk") if i > 0 => record.disks.extend(value["how"].as_str().map(String::from)),
+                Some("disk") if i > 0 => record.disks.push(value),
                 Some("end") if i > 0 => record.end = Some(value),
                 _ => {
                     return Err(format!(
@@ -190,6 +190,8 @@ pub struct Journal {
     file: File,
     /// What it already held.
     pub found: Vec<Repetition>,
+    /// How the disk was measured so far, see [`Record::disks`].
+    pub disks: Vec<Value>,
     /// Whether the run that it holds is over.
     pub complete: bool,
 }
@@ -218,10 +220,16 @@ impl Journal {
             // What an interruption has cut short goes.
             file.set_len(text.rfind('\n').map_or(0, |end| end as u64 + 1)).map_err(failed)?;
             let complete = record.end.is_some();
-            return Ok(Self { path: path.into(), file, found: record.repetitions, complete });
+            return Ok(Self {
+                path: path.into(),
+                file,
+                found: record.repetitions,
+                disks: record.disks,
+                complete,
+            });
         }
         let file = File::create(path).map_err(failed)?;
-        let mut journal = Self { path: path.into(), file, found: vec![], complete: false };
+        let mut journal = Self { path: path.into(), file, found: vec![], disks: vec![], complete: false };
         journal.append(run)?;
         Ok(journal)
     }
@@ -267,12 +275,15 @@ pub mod tests {
         let path = folder.join("a.jsonl");
         let run = json!({"kind": "run", "key": {"cells": ["a"]}});
         let mut journal = Journal::open(&path, &run, false).unwrap();
+        let disk = json!({"kind": "disk", "model": "a", "how": "quickly"});
+        journal.append(&disk).unwrap();
         journal.append(&repetition("a", 0, 5.0).to_json()).unwrap();
         let whole = fs::read_to_string(&path).unwrap();
         fs::write(&path, format!("{whole}{{\"kind\":\"repet")).unwrap();
 
         let journal = Journal::open(&path, &run, false).unwrap();
         assert_eq!((&journal.found[..], journal.complete), (&[repetition("a", 0, 5.0)][..], false));
+        assert_eq!(journal.disks, [disk]);
         assert_eq!(fs::read_to_string(&path).unwrap(), whole, "the torn line is gone");
 
         let other = json!({"kind": "run", "key": {"cells": ["b"]}});

@@ -2,10 +2,11 @@
 
 use super::chart::short;
 use super::pictures::{self, Picture, head_pair};
-use super::record::{Record, Status};
+use super::record::{Record, Repetition, Status};
 use super::summary::{Row, Stats, fastest_by_budget, rows};
 use crate::sh::Result;
 use serde_json::Value;
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -67,8 +68,19 @@ Memory is VmHWM, as the kernel counts it, in MB of 10^6 bytes. *Warm*: the file 
 so that the page cache holds all of it in large folios. *Cold*: evicted before the run, and the kernel's accounts say that at least \
 95 % of what the program read came from the disk: direct reads, or a container too small for what a pass streams. \
 *Of the bound*: the speed over what the disk (for what is streamed cold) or the memory (for all weights) would allow, their rates \
-measured in the same run: the disk's just before each cold one. `25%` and so on are budgets in per cent of the file. Cells of one model \
+measured in the same run, the disk's just before and after each cold one, by the fastest of three programs. `25%` and so on are budgets in per cent of the file, `min` is the least that works, `all` keeps everything except a streamed head, `auto` is what the \
+program chooses when no flag speaks of memory; a mapping (mmap) keeps everything or nothing, so that a part is the same to it as `min`. Cells of one model \
 gave the same logits, bit for bit, or the run would have failed.";
+
+/// How often cells ran: one number, or the least and the most.
+fn repetitions(record: &Record) -> String {
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    record.repetitions.iter().for_each(|r| *counts.entry(&r.cell).or_default() += 1);
+    match (counts.values().min(), counts.values().max()) {
+        (Some(least), Some(most)) if least != most => format!("{least} to {most}"),
+        (_, most) => most.map_or(0, |most| *most).to_string(),
+    }
+}
 
 /// The machine and the program.
 fn head(stem: &str, record: &Record) -> String {
@@ -86,7 +98,7 @@ fn head(stem: &str, record: &Record) -> String {
             "- {}, revision {}{modified}; {} repetitions",
             text("date"),
             text("revision"),
-            run["key"]["reps"]
+            repetitions(record)
         ),
         format!(
             "- {}, {} cores{memory}, {}, {}, huge pages {}",
@@ -97,20 +109,26 @@ fn head(stem: &str, record: &Record) -> String {
             text("huge_pages")
         ),
     ];
-    let rates = |threads: u64| {
-        let of = |r: &super::record::Repetition| {
-            let cell = run["cells"].as_array()?.iter().find(|cell| cell["id"] == *r.cell)?;
-            if cell["threads"] == threads { r.memory_rate } else { None }
-        };
-        Stats::of(record.repetitions.iter().filter_map(of))
+    let cells = run["cells"].as_array().map_or(&[][..], Vec::as_slice);
+    // The rates beside the repetitions of the cells that `wanted` picks.
+    let rates = |wanted: &dyn Fn(&Value) -> bool, rate: fn(&Repetition) -> Option<f64>| {
+        let ids: Vec<&Value> = cells.iter().filter(|cell| wanted(cell)).map(|cell| &cell["id"]).collect();
+        let beside = record.repetitions.iter().filter(|r| ids.iter().any(|id| **id == *r.cell));
+        Stats::of(beside.filter_map(rate))
     };
-    for threads in [1, 2, 4, 8, 16] {
-        if let Some(rate) = rates(threads) {
-            lines.push(format!("- memory, {threads} threads: {} GB/s", range(&rate, 1e9)));
+    let mut threads: Vec<u64> = cells.iter().filter_map(|cell| cell["threads"].as_u64()).collect();
+    threads.sort_unstable();
+    threads.dedup();
+    for threads in threads {
+        if let Some(rate) = rates(&|cell| cell["threads"] == threads, |r| r.memory_rate) {
+            lines.push(format!("- memory, {}: {} GB/s", pictures::threads_words(threads), range(&rate, 1e9)));
         }
     }
-    if let Some(disk) = Stats::of(record.repetitions.iter().filter_map(|r| r.disk_rate)) {
-        lines.push(format!("- disk: {} GB/s; {}", range(&disk, 1e9), record.disks.join("; ")));
+    for disk in &record.disks {
+        let (model, how) = (&disk["model"], disk["how"].as_str().unwrap_or_default());
+        let rate = rates(&|cell| cell["model"] == *model, |r| r.disk_rate);
+        let rate = rate.map_or_else(String::new, |rate| format!("{} GB/s; ", range(&rate, 1e9)));
+        lines.push(format!("- disk under {}: {rate}{how}", model.as_str().unwrap_or_default()));
     }
     if run["key"]["planted_delay_percent"].as_u64().is_some_and(|percent| percent > 0) {
         lines.push("- **every program was held up on purpose; these are no figures of Sluice**".into());
@@ -222,7 +240,7 @@ fn range(stats: &Stats, unit: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::record::{Repetition, tests::repetition};
+    use crate::bench::record::tests::repetition;
     use serde_json::json;
 
     fn cell(id: &str, head: &str, cache: &str) -> Value {
@@ -232,7 +250,7 @@ mod tests {
     fn record(cells: Vec<Value>, repetitions: Vec<Repetition>) -> Record {
         let run = json!({
             "kind": "run", "date": "2026-01-02 03:04", "revision": "abc", "cpu": "a CPU", "cores": 2, "memory_bytes": 8e9,
-            "key": {"reps": 2, "preset": "seed", "planted_delay_percent": 0}, "cells": cells,
+            "key": {"preset": "seed", "planted_delay_percent": 0}, "cells": cells,
         });
         Record { run, repetitions, disks: vec![], end: Some(json!({"seconds": 1})) }
     }
@@ -261,7 +279,7 @@ mod tests {
         let rows = rows(&record);
         let text = markdown("seed", &record, &rows, &[]);
         for wanted in [
-            "revision abc; 2 repetitions",
+            "revision abc; 1 to 2 repetitions",
             "a CPU, 2 cores, 8 GB",
             "- memory, 2 threads: 40 GB/s",
             "| auto | stream | auto | 2 | 20 | 42 (40–44) | 500 | 84 | 52 % memory |",

@@ -96,7 +96,8 @@ impl<'a> Runner<'a> {
         }
         // An interrupted run has taken what its parts have.
         let mut seconds: f64 = found.iter().map(|old| old.total_s).sum();
-        for round in 0..self.options.reps {
+        let rounds = cells.iter().map(|cell| cell.reps).max().unwrap_or(0);
+        for round in 0..rounds {
             let ordered = order(cells, round);
             for (place, cell) in ordered.iter().enumerate() {
                 let id = cell.to_string();
@@ -117,8 +118,10 @@ impl<'a> Runner<'a> {
                 self.journal.append(&repetition.to_json())?;
                 self.seconds.insert(id, repetition.total_s);
                 note_end(&repetition, &mut given_up);
-                let later = self.options.reps - round - 1;
-                self.progress(&repetition, &ordered[place + 1..], &ordered, later);
+                let later = (round + 1..rounds).flat_map(|round| order(cells, round));
+                let left =
+                    ordered[place + 1..].iter().copied().chain(later).map(|cell| self.cost(cell)).sum();
+                self.progress(&repetition, left);
             }
         }
         self.journal.append(&json!({"kind": "end", "seconds": seconds}))
@@ -192,16 +195,27 @@ impl<'a> Runner<'a> {
             return Ok(Some(rate));
         }
         if !self.disks.contains_key(&model.name) {
-            let disk = rates::Disk::calibrate(&model.path, self.example.as_deref());
-            let how = match &disk {
-                Ok(disk) => disk.how.clone(),
-                Err(reason) => reason.replace(&*model.path.to_string_lossy(), &model.name),
-            };
-            self.journal.append(&json!({"kind": "disk", "model": model.name, "how": how}))?;
+            let example = self.example.as_deref();
+            let known = self.journal.disks.iter().find(|line| line["model"] == *model.name);
+            let known = known.and_then(|line| rates::Disk::from_json(&model.path, example, line));
+            let disk = known.map_or_else(|| self.calibrate(model), |disk| Ok(Ok(disk)))?;
             self.disks.insert(model.name.clone(), disk);
         }
         let disk = self.disks[&model.name].as_ref().ok();
         disk.map(|disk| disk.slice(rates::slice_s(model.bytes))).transpose()
+    }
+
+    /// Finds how to measure the disk under a model, and notes it in the record; the inner error is the disk's.
+    fn calibrate(&mut self, model: &Model) -> Result<Result<rates::Disk>> {
+        let disk = rates::Disk::calibrate(&model.path, self.example.as_deref());
+        let mut line = match &disk {
+            Ok(disk) => disk.to_json(),
+            Err(reason) => json!({"how": reason.replace(&*model.path.to_string_lossy(), &model.name)}),
+        };
+        line["kind"] = "disk".into();
+        line["model"] = model.name.clone().into();
+        self.journal.append(&line)?;
+        Ok(disk)
     }
 
     /// Brings the page cache into the cell's state.
@@ -248,17 +262,16 @@ impl<'a> Runner<'a> {
         }
     }
 
+    /// Seconds that a run of a cell takes: as the last time, or by a guess.
+    fn cost(&self, cell: &Cell) -> f64 {
+        self.seconds.get(&cell.to_string()).copied().unwrap_or(cell.seconds())
+    }
+
     /// One line per run, or for the smoke preset one per failure.
-    fn progress(&self, repetition: &Repetition, rest: &[&Cell], all: &[&Cell], later_rounds: u32) {
+    fn progress(&self, repetition: &Repetition, seconds_left: f64) {
         if self.options.preset == Preset::Smoke && matches!(repetition.status, Status::Ok | Status::Skipped) {
             return;
         }
-        // What a cell took the last time, or is guessed to take.
-        let cost = |cells: &[&Cell]| -> f64 {
-            let of = |cell: &&Cell| self.seconds.get(&cell.to_string()).copied().unwrap_or(cell.seconds());
-            cells.iter().map(of).sum()
-        };
-        let left = cost(rest) + f64::from(later_rounds) * cost(all);
         let what = match repetition.status {
             Status::Ok => {
                 let number = |pointer, unit: f64| repetition.number(pointer).map(|value| value / unit);
@@ -269,14 +282,15 @@ impl<'a> Runner<'a> {
             }
             status => format!("{}: {}", status.word(), repetition.reason),
         };
-        eprintln!("{:>5} left  {:<70} {what}", time(left), repetition.cell);
+        eprintln!("{:>5} left  {:<70} {what}", time(seconds_left), repetition.cell);
     }
 }
 
-/// The cells in the order of a round: warm ones together, so that a file is brought in once and not for each of them,
-/// then the rest; each round begins at another place.
+/// The cells that a round has, in its order: warm ones together, so that a file is brought in once and not for each of
+/// them, then the rest; each round begins at another place.
 fn order(cells: &[Cell], round: u32) -> Vec<&Cell> {
-    let (warm, cold): (Vec<&Cell>, Vec<&Cell>) = cells.iter().partition(|cell| cell.cache == Cache::Warm);
+    let here = cells.iter().filter(|cell| round < cell.reps);
+    let (warm, cold): (Vec<&Cell>, Vec<&Cell>) = here.partition(|cell| cell.cache == Cache::Warm);
     let mut warm = turned(warm, round);
     // Turning may have split a model's cells in two.
     warm.sort_by(|a, b| a.model.cmp(&b.model));
@@ -344,6 +358,7 @@ mod tests {
             assert!(round.iter().position(|id| id.contains("cold")) == Some(4), "{round:?}");
         }
         assert!(rounds[0] != rounds[1] && rounds[1] != rounds[2], "each begins elsewhere");
+        assert!(order(&cells, tests::table().reps).is_empty(), "no more rounds than repetitions");
     }
 
     #[test]
