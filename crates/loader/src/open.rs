@@ -48,6 +48,9 @@ pub struct Options {
     pub direct: Direct,
     /// Reads in flight ahead of the workers, for eager backends; `None` for the backend's own default.
     pub depth: Option<usize>,
+    /// Bytes that reads in flight may take where `depth` is `None`: io_uring has more direct reads in flight then, which disks
+    /// that are slow to answer want. `None` for the default.
+    pub flight_room: Option<u64>,
     /// The caller keeps everything in memory anyway: then `auto` prefers to map, which copies nothing.
     pub all_resident: bool,
     /// Bytes that the page cache may take beside the caller, container limits included; `None` when nobody knows. Files that
@@ -136,7 +139,7 @@ fn choose(
     match options.backend {
         Choice::Mmap => Ok(Arc::new(Mapped::open(paths)?)),
         Choice::Pread => pread(),
-        Choice::Uring => uring(paths, direct, options.depth, drops),
+        Choice::Uring => uring(paths, direct, options, drops),
         Choice::Auto => {
             // Nothing has to be waited for: then the worker that needs a chunk gets it itself, the faster way.
             if let Some(cache) = cache.filter(|cache| !direct && cache.serves()) {
@@ -152,7 +155,7 @@ fn choose(
                     None => pread(),
                 };
             }
-            match uring(paths, direct, options.depth, drops) {
+            match uring(paths, direct, options, drops) {
                 Err(error) if error.kind() == ErrorKind::Unavailable => {
                     notes.push(format!("backend pread: {error}"));
                     pread()
@@ -252,13 +255,15 @@ fn digest(bytes: &[u8]) -> u64 {
 }
 
 #[cfg(target_os = "linux")]
-fn uring(paths: &[PathBuf], direct: bool, depth: Option<usize>, drops: bool) -> Result<Arc<dyn Backend>> {
+fn uring(paths: &[PathBuf], direct: bool, options: &Options, drops: bool) -> Result<Arc<dyn Backend>> {
+    let room = options.flight_room.filter(|_| direct);
+    let depth = options.depth.or(room.map(crate::backend::uring::depth_in));
     let backend = crate::backend::uring::Uring::open(paths, direct, depth)?;
     Ok(Arc::new(if drops { backend.dropping_behind() } else { backend }))
 }
 
 #[cfg(not(target_os = "linux"))]
-fn uring(_paths: &[PathBuf], _direct: bool, _depth: Option<usize>, _drops: bool) -> Result<Arc<dyn Backend>> {
+fn uring(_paths: &[PathBuf], _direct: bool, _options: &Options, _drops: bool) -> Result<Arc<dyn Backend>> {
     Err(Error::new(ErrorKind::Unavailable, "use io_uring")
         .note("only Linux has it; choose the backend pread"))
 }

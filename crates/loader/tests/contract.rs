@@ -472,3 +472,29 @@ fn a_file_that_takes_no_direct_reads() {
         }
     }
 }
+
+#[test]
+fn room_for_reads_in_flight_makes_the_queue_deeper() {
+    let files = files(&[1 << 20]);
+    let depth = |direct, depth, room| {
+        let options =
+            Options { backend: Choice::Uring, direct, depth, flight_room: room, ..Options::default() };
+        match open(&files.paths, &options) {
+            Ok(opened) => Some(opened.backend.depth()),
+            Err(error) => {
+                assert!([ErrorKind::Unavailable, ErrorKind::NoDirect].contains(&error.kind()), "{error}");
+                None
+            }
+        }
+    };
+    let Some(usual) = depth(Direct::On, None, None) else { return };
+    for (room, wanted) in [(0, usual), (12 << 20, 24), (u64::MAX, 32)] {
+        assert_eq!(depth(Direct::On, None, Some(room)), Some(wanted), "room for {room} bytes");
+    }
+    assert_eq!(depth(Direct::On, Some(3), Some(12 << 20)), Some(3), "what is asked for by number");
+    assert_eq!(
+        depth(Direct::Off, None, Some(12 << 20)),
+        depth(Direct::Off, None, None),
+        "cached reads wait for nothing"
+    );
+}

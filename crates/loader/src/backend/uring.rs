@@ -34,6 +34,16 @@ use crate::{ByteRange, FileIndex};
 /// the depth does for disks of 1.3 GB/s; what is left is for faster ones.
 const DIRECT_DEPTH: usize = 8;
 
+/// Direct reads in flight where there is room for more: what a disk gets done grows with what it is asked for at once when it
+/// is slow to answer. In an hour when 4 MB took 3 ms: 1.32 GB/s with 8 reads of 504 KiB in flight, 1.43 with 16, 1.52 with
+/// 24, 1.54 with 32; in others 8 were as fast as any.
+const MOST_DIRECT: u64 = 32;
+
+/// Direct reads that `room` bytes have place for, at least the usual number.
+pub(crate) fn depth_in(room: u64) -> usize {
+    (room / READ_CHUNK as u64).clamp(DIRECT_DEPTH as u64, MOST_DIRECT) as usize
+}
+
 /// Reads through the page cache in flight unless told otherwise. Cached chunks are copied on submission, so what is ahead
 /// only falls out of the cache again: with 1, 2, 4, 8 chunks of 256 KiB ahead 22 to 24 GB/s, with 8 of 4 MiB 16.
 const BUFFERED_DEPTH: usize = 2;

@@ -41,6 +41,9 @@ const MOST_ASIDE: u64 = 1 << 30;
 /// What runs of the same command differ by in what they take: some pages here and there.
 const VARIES: u64 = 300_000;
 
+/// Share of a budget that reads in flight may take, beyond the usual few: 1.6 % for up to a sixth more from a slow disk.
+const FLIGHT_SHARE: u64 = 64;
+
 /// All that a session is built from.
 pub struct Settled {
     /// Brings the weights.
@@ -153,10 +156,15 @@ impl Settling<'_> {
             Ceiling::Bytes(bytes) if self.options.budget != Budget::Auto => bytes,
             _ => Ledger { resident: 0, ..self.least(mapped) }.total(),
         };
+        let flight_room = match ceiling {
+            Ceiling::Bytes(bytes) if self.undecided() => Some(bytes / FLIGHT_SHARE),
+            _ => None,
+        };
         let mut open = sluice_loader::Options {
             backend: choice,
             direct,
             depth: None,
+            flight_room,
             all_resident: whole,
             workers: self.workers,
             page_cache_room: left.map(|left| left.saturating_sub(beside)),
