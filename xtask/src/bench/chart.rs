@@ -213,7 +213,9 @@ impl Chart {
 
     /// Words to the upper left of a value: where nothing lies beside a front, nor its own line.
     pub fn note(&mut self, x: f64, y: f64, text: &str) {
-        let (x, y) = (self.x_at(x) - 4.0, self.y_at(y) - 8.0);
+        // Letters of this size are 7 wide at most; words beside the leftmost value must not run over the axis.
+        let least = LEFT + 4.0 + 7.0 * text.len() as f64;
+        let (x, y) = ((self.x_at(x) - 4.0).max(least), self.y_at(y) - 8.0);
         self.text(x, y, "end", "note", text);
     }
 

@@ -171,8 +171,11 @@ pub fn fastest_by_budget<'a>(rows: &[&'a Row]) -> Vec<&'a Row> {
     let mut best: Vec<&Row> = Vec::new();
     for row in rows.iter().filter(|row| row.status == Status::Ok && row.speed.is_some()) {
         let speed = |row: &Row| row.speed.map_or(0.0, |speed| speed.median);
-        let alike =
-            |other: &&mut &Row| ["engine", "budget"].iter().all(|axis| other.word(axis) == row.word(axis));
+        // Without a budget the container decides what is taken, so that each is a case of its own.
+        let container = |row: &Row| if row.word("budget") == "auto" { row.limit() } else { None };
+        let key =
+            |row: &Row| (row.word("engine").to_string(), row.word("budget").to_string(), container(row));
+        let alike = |other: &&mut &Row| key(other) == key(row);
         match best.iter_mut().find(alike) {
             Some(other) if speed(other) < speed(row) => *other = row,
             Some(_) => {}
