@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluice_kernels::{ActBits, QuantRows, dequantise};
+use sluice_kernels::{QuantRows, dequantise};
 use sluice_loader::{Backend, Stream};
 
 use crate::budget::Ledger;
@@ -12,6 +12,7 @@ use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
 use crate::layers::Pass;
+use crate::layers::attention::scores_bytes;
 use crate::layers::output::Logits;
 use crate::memory::ProcessMemory;
 use crate::model::Model;
@@ -71,10 +72,13 @@ pub struct Session<'m> {
     state: State,
     position: usize,
     context: usize,
-    act_bits: ActBits,
     batch: usize,
+    /// Bytes of activations that a token of a batch takes.
+    per_token: usize,
     digest: Digest,
     memory: ProcessMemory,
+    /// File-backed memory before the first pass: the program's.
+    file_before: u64,
     passes: u64,
     passes_took: Duration,
     budget: Option<u64>,
@@ -102,13 +106,14 @@ impl<'m> Session<'m> {
     }
 
     fn start(model: &'m Model, options: &Options, settled: Settled) -> Result<Self> {
-        let Settled { backend, kv, batch, workers, plan, ledger, budget, notes } = settled;
+        let Settled { backend, kv, batch, per_token, workers, plan, ledger, budget, notes } = settled;
         let team = Arc::new(Team::new(workers)?);
         let stream = Stream::new(backend, plan.schedule(&model.table)?, team.workers())?;
         let cancel = Arc::clone(&options.cancel);
         let mut weights =
             StreamedWeights::new(&model.table, plan, stream, Arc::clone(&team), model.isa, cancel);
         weights.watch_memory();
+        let now = ProcessMemory::now();
         Ok(Self {
             model,
             weights,
@@ -117,10 +122,11 @@ impl<'m> Session<'m> {
             state: State::new(options.act_bits),
             position: 0,
             context: options.context,
-            act_bits: options.act_bits,
             batch,
+            per_token,
             digest: Digest::default(),
-            memory: ProcessMemory::now(),
+            memory: now,
+            file_before: now.file,
             passes: 0,
             passes_took: Duration::ZERO,
             budget,
@@ -193,7 +199,7 @@ impl<'m> Session<'m> {
         let rows = self.model.llama.output.rows;
         // All logits of a batch lie in memory twice (turned and not): with them no more than the activations of a whole
         // batch, which the ledger allows for.
-        let per_token = State::bytes_per_token(&self.model.llama.config, self.act_bits);
+        let per_token = self.per_token;
         let most = (self.batch * per_token / (per_token + 2 * size_of::<f32>() * rows)).clamp(1, self.batch);
         let batches = tokens.chunks(most).count();
         for (i, batch) in tokens.chunks(most).enumerate() {
@@ -251,6 +257,7 @@ impl<'m> Session<'m> {
     ) -> Result<()> {
         self.weights.begin(kind, next)?;
         self.passes += 1;
+        self.state.reserve(&self.model.llama.config, tokens.len());
         self.embed(tokens)?;
         let llama = &self.model.llama;
         let mut pass = Pass {
@@ -306,12 +313,18 @@ impl<'m> Session<'m> {
         // As long as their slots, which are longer than the chunks in them.
         let share = stream.kept_bytes() as f64 / stream.resident_bytes().max(1) as f64;
         let resident = (self.ledger.resident as f64 * share) as u64;
+        let scores = self.team.workers() * scores_bytes(&self.model.llama.config, self.position);
+        let window = match stream.backend().mapped_bytes(1, 1) {
+            0 => stream.slot_bytes(),
+            // All files that are mapped beyond those of the program; what stays is counted above.
+            _ => self.memory.file.saturating_sub(self.file_before + resident),
+        };
         vec![
             ("tokenizer", self.model.tokenizer.heap_bytes() as u64),
             ("kv", self.kv.touched_by(self.position)),
-            ("activations", self.state.heap_bytes() as u64),
+            ("activations", (self.state.heap_bytes() + scores) as u64),
             ("logits", (self.state.logits.capacity() * size_of::<f32>()) as u64),
-            ("window", stream.slot_bytes()),
+            ("window", window),
             ("resident", resident),
         ]
     }

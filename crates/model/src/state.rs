@@ -1,6 +1,6 @@
 //! The activations of a forward pass: every buffer, its shape beside it, allocated when a batch is the largest so far.
 
-use sluice_kernels::{ActBits, Acts};
+use sluice_kernels::{ActBits, Acts, Format, Isa};
 
 use crate::config::Config;
 
@@ -42,6 +42,16 @@ impl State {
         }
     }
 
+    /// Makes room for a batch of `tokens` at once: buffers that grow from layer to layer would leave memory behind, which counts
+    /// (0.13 MB with 8 tokens of a model of 1.1 billion weights).
+    pub fn reserve(&mut self, config: &Config, tokens: usize) {
+        let attended = config.heads * config.value_len;
+        let widest = config.dim.max(config.ffn).max(attended);
+        self.acts.reset(tokens, widest);
+        scratch(&mut self.y[0], tokens * widest.max(config.heads * config.key_len));
+        scratch(&mut self.y[1], tokens * config.ffn);
+    }
+
     /// Bytes of all buffers but the logits.
     pub fn heap_bytes(&self) -> usize {
         let buffers = [&self.x, &self.cos, &self.sin, &self.q, &self.k, &self.v];
@@ -49,22 +59,28 @@ impl State {
         buffers * size_of::<f32>() + self.acts.heap_bytes()
     }
 
-    /// Bytes that one token of a batch takes in these buffers, for choosing a batch that fits.
-    pub fn bytes_per_token(config: &Config, bits: ActBits) -> usize {
+    /// Bytes that one token of a batch takes in these buffers, for choosing a batch that fits. `inputs` are the widths of the
+    /// matrices' inputs and the formats that they meet there: which 8-bit forms are built depends on them.
+    pub fn bytes_per_token(
+        config: &Config,
+        isa: Isa,
+        bits: ActBits,
+        inputs: impl Iterator<Item = (Format, usize)>,
+    ) -> usize {
         let kv_heads = config.kv_heads.iter().max().copied().unwrap_or(0);
         let q = config.heads * config.key_len;
         let k = kv_heads * config.key_len;
         let v = kv_heads * config.value_len;
         let attended = config.heads * config.value_len;
-        let widest = config.dim.max(config.ffn).max(q).max(attended);
-        let y = q.max(config.ffn).max(config.dim) + k.max(config.ffn) + v;
-        // The activations hold the values and at most two 8-bit forms of them with their scales and sums, or two times two.
-        let forms = match bits {
-            ActBits::Eight => 2,
-            ActBits::Sixteen => 4,
-        };
-        let acts = widest * (size_of::<f32>() + 2 * forms);
-        (config.dim + q + k + v + y) * size_of::<f32>() + acts
+        let y = q.max(config.ffn).max(config.dim).max(attended) + k.max(config.ffn) + v;
+        // Not by a formula that would have to know what the forms are made of: one token goes through all of them.
+        let mut acts = Acts::with_bits(bits);
+        for (format, cols) in inputs {
+            acts.reset(1, cols);
+            acts.prepare(isa, format);
+        }
+        let angles = config.rope.dim; // cosines and sines of half as many pairs
+        (config.dim + q + k + v + y + angles) * size_of::<f32>() + acts.heap_bytes()
     }
 }
 

@@ -1,8 +1,10 @@
 //! What is decided before a session begins: how weights reach memory, which of them stay, and what all of it takes.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use sluice_loader::{Backend, ErrorKind};
+use sluice_kernels::Format;
+use sluice_loader::{Backend, ErrorKind, Step};
 
 use super::{Ceiling, Form, Ledger, Needs, Order, Outline, Piece, mb, plan};
 use crate::available::{available, total_memory};
@@ -12,7 +14,7 @@ use crate::layers::attention::scores_bytes;
 use crate::memory::ProcessMemory;
 use crate::model::Model;
 use crate::options::{BackendChoice, Budget, Options, Placement};
-use crate::plan::{Cut, Plan};
+use crate::plan::{Chunk, Cut, Plan};
 use crate::state::State;
 use crate::team::Team;
 use crate::weights::WeightId;
@@ -21,14 +23,23 @@ use crate::weights::WeightId;
 /// tenths of the speed (33.3 against 36 GB/s from the page cache).
 const SMALLEST_CHUNK: u64 = 256 << 10;
 
-/// Code, tables and heap that a run touches after this is planned: kernels, formatting, the C library's own.
-const TO_COME: u64 = 700_000;
+/// Code that a run brings in after this is planned, 384 to 448 KiB of it as measured (the kernel maps 64 KiB at a time), and
+/// 52 KiB more of the first thread's stack; 192 KiB are what lies idle between pieces of the heap, and what runs of one command differ by.
+const TO_COME: u64 = (448 + 56 + 192) << 10;
 
-/// What a thread touches of its stack and of the C library's heap for it.
-const PER_THREAD: u64 = 64 << 10;
+/// What each further thread touches: 92 KiB of stack, in the products of a batch, and 24 to 50 of the C library's heap for it.
+const PER_THREAD: u64 = 144 << 10;
 
-/// Heap that the plan takes for every chunk: in the plan, in the schedule, in the stream.
-const PER_CHUNK: u64 = 200;
+/// The same of a thread that only reads: 8 KiB of stack, the pages that begin it, and what the C library keeps for it.
+const PER_READER: u64 = 24 << 10;
+
+/// The same of the thread that watches memory, where there are residents that can be given back: in maps of a run with and without
+/// it 16 to 24 KiB of stack and heap.
+const WATCHING: u64 = 28 << 10;
+
+/// Bytes that are kept for every chunk: in the plan itself and whether it stays; in the schedule its step, the limit above
+/// which it stays, and a place in both kinds of pass, here and in the plan. With 19 thousand chunks 90 each were measured.
+const PER_CHUNK: u64 = (size_of::<Chunk>() + size_of::<Step>()) as u64 + 1 + 8 + 4 * 4;
 
 /// Left alone when everything stays: for what others take in the next moment. Mapped weights can be dropped by the kernel by
 /// itself, so this need not be much. Of little memory it is a fifth.
@@ -52,6 +63,8 @@ pub struct Settled {
     pub kv: KvCache,
     /// Tokens of a prompt that go through the model together.
     pub batch: usize,
+    /// Bytes of activations that each of them takes.
+    pub per_token: usize,
     /// Threads that multiply.
     pub workers: usize,
     /// The order of the pass, with what stays.
@@ -73,14 +86,15 @@ pub fn settle(model: &Model, options: &Options, own: Option<Arc<dyn Backend>>) -
     let workers = options.threads.unwrap_or_else(Team::default_workers);
     let left = available(workers);
     let kv = KvCache::new(&model.llama.config, options.kv)?;
+    let groups = model.llama.record(model.isa)?;
     let mut settling = Settling {
         model,
         options,
         workers,
         kv: &kv,
         left,
-        needs: needs(model, options, &kv, workers),
-        groups: model.llama.record(model.isa)?,
+        needs: needs(model, options, &kv, workers, &groups),
+        groups,
         notes: Vec::new(),
     };
     let ceiling = settling.ceiling();
@@ -97,9 +111,10 @@ pub fn settle(model: &Model, options: &Options, own: Option<Arc<dyn Backend>>) -
         Ceiling::Unknown => None,
     };
     settling.tell(&planned);
-    let Settling { notes, .. } = settling;
+    let Settling { notes, needs, .. } = settling;
+    let per_token = needs.per_token as usize;
     let (ledger, batch) = (planned.ledger, planned.batch);
-    Ok(Settled { backend, kv, batch, workers, plan, ledger, budget, notes })
+    Ok(Settled { backend, kv, batch, per_token, workers, plan, ledger, budget, notes })
 }
 
 struct Settling<'a> {
@@ -193,6 +208,9 @@ impl Settling<'_> {
         self.notes.extend(notes);
         // Trying backends out may have mapped more for a moment than all this will take.
         self.needs.before = ProcessMemory::now().peak;
+        if backend.name() == "pread" {
+            self.needs.threads += backend.depth() as u64 * PER_READER;
+        }
         let (outline, plan) = self.plan(&*backend, ceiling)?;
         Ok((backend, outline, plan))
     }
@@ -200,6 +218,12 @@ impl Settling<'_> {
     /// Whether parts are left for the planner to place.
     fn undecided(&self) -> bool {
         [self.options.layers, self.options.head].contains(&Placement::Auto)
+    }
+
+    /// Whether some of what is copied may stay: then memory is watched.
+    fn may_keep(&self, ceiling: Ceiling) -> bool {
+        let asked = [self.options.layers, self.options.head];
+        asked.contains(&Placement::Resident) || (self.undecided() && matches!(ceiling, Ceiling::Bytes(_)))
     }
 
     /// Whether weights are better copied than mapped under a ceiling that not all of them fit: when some of them may stay, or
@@ -334,6 +358,9 @@ impl Settling<'_> {
             .collect();
         let mut needs = self.needs;
         needs.header = needs.header.saturating_add(pieces.len() as u64 * PER_CHUNK);
+        if !matches!(form, Form::Mapped { .. }) && self.may_keep(ceiling) {
+            needs.threads = needs.threads.saturating_add(WATCHING);
+        }
         let outline = plan(&needs, form, &pieces, ceiling, Order::Spread)?;
         cut.keep(&outline.stays);
         Ok((outline, cut))
@@ -367,16 +394,29 @@ fn taken() -> u64 {
 }
 
 /// What the session takes whatever stays. Part of it is asked of the kernel: what the process has already.
-fn needs(model: &Model, options: &Options, kv: &KvCache, workers: usize) -> Needs {
+fn needs(
+    model: &Model,
+    options: &Options,
+    kv: &KvCache,
+    workers: usize,
+    groups: &[Vec<Vec<WeightId>>],
+) -> Needs {
+    let inputs = groups.iter().flatten().flatten().map(|id| {
+        let matrix = model.table.get(*id);
+        (matrix.format, matrix.cols)
+    });
+    let inputs: HashSet<(Format, usize)> = inputs.collect();
+    let per_token =
+        State::bytes_per_token(&model.llama.config, model.isa, options.act_bits, inputs.into_iter());
     let tokenizer = model.tokenizer.heap_bytes() as u64;
     let header = model.llama.heap_bytes() as u64;
     let fixed = Needs {
         program: taken().saturating_sub(tokenizer + header) + TO_COME,
         tokenizer,
         header,
-        threads: workers as u64 * PER_THREAD,
+        threads: workers.saturating_sub(1) as u64 * PER_THREAD,
         logits: (model.llama.output.rows * size_of::<f32>()) as u64,
-        per_token: State::bytes_per_token(&model.llama.config, options.act_bits) as u64,
+        per_token: per_token as u64,
         before: ProcessMemory::now().peak,
         batch: options.prompt_batch,
         modest: options.budget == Budget::Auto,
