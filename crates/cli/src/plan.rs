@@ -21,6 +21,10 @@ const SHARES: [u64; 4] = [10, 25, 50, 75];
 /// A budget that all of any file fits into.
 const WHOLE: u64 = 1 << 50;
 
+/// What this process may have grown by with every plan it made: speeds are told for as much more than a budget, so that one that
+/// could just be kept still can.
+const GROWN: u64 = 2_000_000;
+
 #[derive(Serialize)]
 struct Document {
     context: usize,
@@ -80,10 +84,14 @@ pub fn run(args: &args::Plan) -> Result<ExitCode, Failure> {
     let options = args.session.options(context);
     let asked = open::session(&model, &options, false)?.report();
     let mut plan = Row::of(name(options.budget), &asked);
-    let (mut table, mut budgets) = table(&model, &options)?;
+    let (mut table, budgets) = table(&model, &options)?;
     // After all that predicts memory: a trial takes some.
-    budgets.insert(0, options.budget);
-    let forecast = forecast(&model, &options, &budgets)?;
+    let budgets = std::iter::once(options.budget).chain(budgets);
+    let budgets = budgets.map(|budget| match budget {
+        Budget::Bytes(bytes) => Budget::Bytes(bytes.saturating_add(GROWN)),
+        other => other,
+    });
+    let forecast = forecast(&model, &options, &budgets.collect::<Vec<_>>())?;
     forecast.notes.iter().for_each(|line| note(&format!("note: {line}")));
     for (row, outlook) in std::iter::once(&mut plan).chain(&mut table).zip(&forecast.outlooks) {
         row.rate(outlook);
