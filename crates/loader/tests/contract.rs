@@ -402,7 +402,7 @@ fn evict(path: &Path, length: usize) -> bool {
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         let gone = cached_megabytes(path, length) == 0;
         if !gone {
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
         }
         gone
     })
