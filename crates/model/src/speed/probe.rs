@@ -1,7 +1,7 @@
 //! Measures what [`super::speed`] reckons with: the disk, the page cache, memory and products, on the file itself.
 //!
-//! It takes a second or three, whatever the length of the file, and reads at most [`MOST_READ`] bytes of it from the disk, and
-//! up to [`SAMPLE`] bytes of its layers (at least one layer) twice through the page cache. In memory are at most that many, and
+//! It takes a second or three, whatever the length of the file, and reads at most 2 GiB of it from the disk, and
+//! up to 320 MiB of its layers (at least one layer) twice through the page cache. In memory are at most that many, and
 //! where even so much is not available the products are timed while they are streamed.
 
 use std::collections::BTreeSet;
