@@ -42,7 +42,7 @@ fn interrupted(ran: Ran) -> Ran {
 fn the_text_so_far_is_kept() {
     let (_dir, path) = endless();
     for which in [Signal::INT, Signal::TERM] {
-        let mut child = start(&path, "-p the -n 1000000000");
+        let mut child = start(&path, "-p the -n 100000");
         let mut stdout = child.stdout.take().expect("a pipe");
         let mut text = vec![0; 20];
         stdout.read_exact(&mut text).expect("some text");
@@ -61,7 +61,7 @@ fn the_text_so_far_is_kept() {
 #[test]
 fn the_json_document_is_whole() {
     let (_dir, path) = endless();
-    let mut child = start(&path, "-p the -n 1000000000 --json --verbose");
+    let mut child = start(&path, "-p the -n 100000 --json --verbose");
     let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
     // The notes come just before the first pass.
     stderr.read_line(&mut String::new()).expect("a note");
@@ -79,7 +79,7 @@ fn a_second_one_at_once_is_the_same() {
     // As `timeout` does, which signals its child and then its child's group.
     let (_dir, path) = endless();
     for second in [Signal::TERM, Signal::INT] {
-        let mut child = start(&path, "-p the -n 1000000000 --json --verbose");
+        let mut child = start(&path, "-p the -n 100000 --json --verbose");
         let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
         stderr.read_line(&mut String::new()).expect("a note");
         std::thread::sleep(Duration::from_millis(100));
