@@ -346,6 +346,7 @@ impl Settling<'_> {
 
     fn outline(&self, form: Form, cut: &Cut, ceiling: Ceiling) -> Result<(Outline, Plan), Box<Ledger>> {
         let model = self.model;
+        let lazy = cut.chunk_is_band;
         let head = model.llama.output.head.weight;
         let mut cut = Plan::new(&self.groups, &model.table, head, cut);
         let pieces: Vec<Piece> = cut
@@ -361,7 +362,8 @@ impl Settling<'_> {
         if !matches!(form, Form::Mapped { .. }) && self.may_keep(ceiling) {
             needs.threads = needs.threads.saturating_add(WATCHING);
         }
-        let outline = plan(&needs, form, &pieces, ceiling, Order::Spread)?;
+        let order = if lazy { Order::Prefix } else { Order::Spread };
+        let outline = plan(&needs, form, &pieces, ceiling, order)?;
         cut.keep(&outline.stays);
         Ok((outline, cut))
     }

@@ -5,8 +5,8 @@
 //! ```text
 //! resident pass   C(n)  = layers(n) + head         seconds with all weights in memory, n tokens at a time
 //! ahead           pass  = max(S / D, C)            direct reads run ahead of the workers: S bytes streamed, D bytes/s
-//! in turn         pass  = C + o + S · c            the worker that needs a chunk gets it itself: c seconds a byte, and o for
-//!                                                  taking chunks in their order instead of sharing them out; S = 0: C
+//! in turn         pass  = C + S · c                the worker that needs a chunk gets it itself: c seconds a byte, with what it
+//!                                                  costs to take chunks in their order instead of sharing them out
 //! decode          tok/s = 1 / pass(1 token, with head)
 //! prefill         tok/s = P / Σ pass(batch)        over the batches of a prompt of P tokens; the last one with head
 //! start           s     = reading what stays, once: its bytes / D, or · f seconds a byte to copy or map it from the cache
@@ -70,33 +70,17 @@ pub enum Streaming {
     InTurn {
         /// Seconds a byte beyond those of a byte that stays, all workers together.
         s_per_byte: f64,
-        /// Seconds a pass in which anything is streamed takes beside: its chunks are taken in their order, one by one, where
-        /// those of a pass that streams nothing are shared out beforehand.
-        order_s: f64,
         /// Seconds a byte for getting what stays, in the first pass.
         fill_s_per_byte: f64,
     },
 }
 
 impl Streaming {
-    /// [`Streaming::InTurn`] from passes of a model of `bytes`: `compute` seconds with all of it in memory, `all` with all of it
-    /// streamed, and `part` with that share of it streamed. Neither the bytes nor their order make a pass faster, whatever
-    /// the measurements say.
-    pub fn in_turn(bytes: f64, compute: f64, all: f64, part: (f64, f64), fill_s_per_byte: f64) -> Self {
-        let more = (all - compute).max(0.0);
-        let (share, seconds) = part;
-        let left = bytes * (1.0 - share);
-        let s_per_byte = if left > 0.0 { (all - seconds) / left } else { f64::INFINITY };
-        let s_per_byte = s_per_byte.clamp(0.0, more / bytes);
-        Self::InTurn { s_per_byte, order_s: more - s_per_byte * bytes, fill_s_per_byte }
-    }
-
     /// Seconds of a pass that takes `compute` seconds with all weights in memory and streams `bytes`.
     pub fn pass_s(self, bytes: u64, compute: f64) -> f64 {
         match self {
             Self::Ahead { bytes_s } => compute.max(bytes as f64 / bytes_s),
-            Self::InTurn { .. } if bytes == 0 => compute,
-            Self::InTurn { s_per_byte, order_s, .. } => compute + order_s + bytes as f64 * s_per_byte,
+            Self::InTurn { s_per_byte, .. } => compute + bytes as f64 * s_per_byte,
         }
     }
 
@@ -180,27 +164,14 @@ mod tests {
 
     #[test]
     fn bytes_that_workers_fetch_themselves_come_on_top() {
-        let in_turn = Streaming::InTurn { s_per_byte: 1e-11, order_s: 0.001, fill_s_per_byte: 1e-10 };
+        let in_turn = Streaming::InTurn { s_per_byte: 1e-11, fill_s_per_byte: 1e-10 };
         let s = speed(&work(600_000_000, 8), &compute(), in_turn, 16);
-        assert_eq!(s.decode_tok_s, 1.0 / (0.015 + 0.002 + 0.001 + 0.006));
+        assert_eq!(s.decode_tok_s, 1.0 / (0.015 + 0.002 + 0.006));
         assert!((s.start_s - 0.003).abs() < 1e-12);
-        let two = (0.030 + 0.001 + 0.0054) + (0.030 + 0.002 + 0.001 + 0.006);
+        let two = (0.030 + 0.0054) + (0.030 + 0.002 + 0.006);
         assert!((s.prefill_tok_s - 16.0 / two).abs() < 1e-6, "{s:?}");
         let all = speed(&work(0, 8), &compute(), in_turn, 16);
         assert_eq!(all.decode_tok_s, 1.0 / (0.015 + 0.002), "nothing is streamed, nothing is paid for");
-    }
-
-    #[test]
-    fn what_order_costs_shows_where_a_part_is_streamed() {
-        let fit = |all, part| match Streaming::in_turn(100.0, 1.0, all, part, 0.0) {
-            Streaming::InTurn { s_per_byte, order_s, .. } => (s_per_byte, order_s),
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(fit(3.0, (0.5, 2.5)), (0.01, 1.0), "on both points");
-        assert_eq!(fit(3.0, (0.5, 1.5)), (0.02, 0.0), "as if order were free, and not better");
-        assert_eq!(fit(3.0, (0.5, 3.5)), (0.0, 2.0), "as if bytes were");
-        assert_eq!(fit(0.5, (0.5, 0.4)), (0.0, 0.0), "no faster than what stays");
-        assert_eq!(fit(3.0, (1.0, 3.0)), (0.02, 0.0), "no part to tell by");
     }
 
     #[test]
@@ -228,7 +199,6 @@ mod tests {
                 true => Streaming::Ahead { bytes_s },
                 false => Streaming::InTurn {
                     s_per_byte: 1.0 / bytes_s,
-                    order_s: 1e6 / bytes_s,
                     fill_s_per_byte: 1.0 / bytes_s,
                 },
             };

@@ -291,10 +291,9 @@ impl<'m> Probe<'m> {
                     let bytes = whole.layer_bytes + whole.head_bytes;
                     let resident = compute.layers(1) + compute.head;
                     self.measured.cached_bytes_s.get_or_insert(bytes / pass_s);
-                    // A mapping is kept whole or not at all.
-                    let part =
-                        if keeps && kind == 0 { self.half(&part, way, &whole)? } else { (1.0, *pass_s) };
-                    Streaming::in_turn(bytes, resident, *pass_s, part, fill_s_per_byte)
+                    // Neither the bytes nor their order make a pass faster, whatever the measurements say.
+                    let s_per_byte = (pass_s - resident).max(0.0) / bytes;
+                    Streaming::InTurn { s_per_byte, fill_s_per_byte }
                 }
                 _ => {
                     let bytes_s = self.disk(way)?;
@@ -307,9 +306,9 @@ impl<'m> Probe<'m> {
         Ok(rates.into_iter().flatten().collect())
     }
 
-    fn sample(&self, part: &Part, way: &Way, share: f64) -> Result<Sample<'m>> {
+    fn sample(&self, part: &Part, way: &Way, stay: bool) -> Result<Sample<'m>> {
         let mut sample =
-            Sample::new(self.model, part, &way.plan, &way.backend, &self.team, self.options, share)?;
+            Sample::new(self.model, part, &way.plan, &way.backend, &self.team, self.options, stay)?;
         sample.fill(self.position.min(FAR));
         Ok(sample)
     }
@@ -317,7 +316,7 @@ impl<'m> Probe<'m> {
     /// Seconds that a pass of the whole model takes with one token when all is streamed; and what products alone took, shared
     /// among workers, for where there is no memory to keep a sample.
     fn streamed(&self, part: &Part, way: &Way, whole: &Size) -> Result<(f64, Compute)> {
-        let mut sample = self.sample(part, way, 0.0)?;
+        let mut sample = self.sample(part, way, false)?;
         let at = self.position.min(FAR);
         // Twice for the page cache: the second finds it filled.
         for _ in 0..2 {
@@ -334,17 +333,6 @@ impl<'m> Probe<'m> {
         Ok((with * scale, Compute { layers: vec![(1, products * scale)], head: 0.0 }))
     }
 
-    /// The share that is streamed when every other chunk or so stays, and the seconds of such a pass of the whole model.
-    fn half(&self, part: &Part, way: &Way, whole: &Size) -> Result<(f64, f64)> {
-        let mut sample = self.sample(part, way, 0.5)?;
-        let at = self.position.min(FAR);
-        sample.pass_s(1, at, PassKind::WithHead)?;
-        let pass_s = typical(|| sample.pass_s(1, at, PassKind::WithHead))?;
-        let bytes = sample.size.layer_bytes + sample.size.head_bytes;
-        let share = 1.0 - sample.resident as f64 / bytes;
-        Ok((share, pass_s * (whole.layer_bytes + whole.head_bytes) / bytes))
-    }
-
     /// Times passes of the sample with all of it in memory, and how long a byte takes to get there. Of `known`, measured
     /// otherwise, all but the single token holds.
     fn resident(
@@ -354,7 +342,7 @@ impl<'m> Probe<'m> {
         whole: &Size,
         known: Option<&Compute>,
     ) -> Result<(Compute, f64)> {
-        let mut sample = self.sample(part, way, 1.0)?;
+        let mut sample = self.sample(part, way, true)?;
         let far = self.position.min(FAR);
         let first = sample.pass_s(1, far, PassKind::WithHead)?;
         let with = typical(|| sample.pass_s(1, far, PassKind::WithHead))?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_kernels::Isa;
-use sluice_loader::{Backend, Stream, spread};
+use sluice_loader::{Backend, Stream};
 
 use crate::error::Result;
 use crate::forward::Llama;
@@ -107,7 +107,7 @@ pub struct Sample<'m> {
 }
 
 impl<'m> Sample<'m> {
-    /// The part of `model` through `backend`, in the chunks of `plan`; a `share` of them stays, evenly spread.
+    /// The part of `model` through `backend`, in the chunks of `plan`; all of them stay, or none.
     pub fn new(
         model: &'m Model,
         part: &Part,
@@ -115,12 +115,10 @@ impl<'m> Sample<'m> {
         backend: &Arc<dyn Backend>,
         team: &Arc<Team>,
         options: &Options,
-        share: f64,
+        stay: bool,
     ) -> Result<Self> {
         let (llama, mut plan) = part.cut(plan, model)?;
-        let place = |i: usize| spread(i as u64) as f64 / u64::MAX as f64;
-        let stays: Vec<bool> = (0..plan.chunks.len()).map(|i| share >= 1.0 || place(i) < share).collect();
-        plan.keep(&stays);
+        plan.keep(&vec![stay; plan.chunks.len()]);
         let size = size(&plan, &model.table, llama.output.head.weight);
         let stream = Stream::new(Arc::clone(backend), plan.schedule(&model.table)?, team.workers())?;
         let resident = stream.resident_bytes();
