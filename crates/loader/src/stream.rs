@@ -158,9 +158,13 @@ impl Stream {
         self.drain();
         let mut state = lock(&self.state);
         state.made = state.free.len();
-        while state.made < self.slots && self.capacity > 0 {
-            let slot = self.make(&mut state, self.capacity)?;
-            state.free.push(slot);
+        if self.capacity > 0 {
+            let slots = self.backend.slots(self.capacity, self.slots.saturating_sub(state.made))?;
+            state.made += slots.len();
+            if self.capacity == self.longest {
+                state.long = slots.last().map_or(state.long, Slot::capacity);
+            }
+            state.free.extend(slots);
         }
         state.broken = None;
         Ok(())

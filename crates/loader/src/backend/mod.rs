@@ -51,6 +51,14 @@ pub trait Backend: Send + Sync {
     /// When the system has no address space for it.
     fn slot(&self, capacity: usize) -> Result<Slot>;
 
+    /// Memory for `count` such chunks, side by side where that makes reads faster.
+    ///
+    /// # Errors
+    /// As [`Backend::slot`].
+    fn slots(&self, capacity: usize, count: usize) -> Result<Vec<Slot>> {
+        (0..count).map(|_| self.slot(capacity)).collect()
+    }
+
     /// Asks for `range`. Never fails: an error comes with [`Backend::wait`]. A read in flight owns its memory.
     fn submit(&self, slot: Slot, range: ByteRange) -> Ticket;
 
@@ -187,6 +195,7 @@ impl Ticket {
     ///
     /// # Errors
     /// The ticket itself, when its read is over or in flight.
+    #[allow(clippy::result_large_err, reason = "what comes back is the ticket itself, and no error")]
     pub fn into_unread(self) -> std::result::Result<Slot, Ticket> {
         match self.state {
             TicketState::Unread(slot) => Ok(slot),
@@ -196,6 +205,7 @@ impl Ticket {
 
     /// Where the outcome will be left, when the read is in flight; otherwise the ticket back.
     #[cfg(not(loom))]
+    #[allow(clippy::result_large_err, reason = "what comes back is the ticket itself, and no error")]
     pub(crate) fn into_flight(self) -> std::result::Result<Arc<flight::Flight>, Ticket> {
         match self.state {
             TicketState::Flying(flight) => Ok(flight),

@@ -133,6 +133,11 @@ impl Backend for Pread {
         Buffer::new(room(capacity, self.align)).map(Slot::new)
     }
 
+    fn slots(&self, capacity: usize, count: usize) -> Result<Vec<Slot>> {
+        let buffers = Buffer::several(room(capacity, self.align), count)?;
+        Ok(buffers.into_iter().map(Slot::new).collect())
+    }
+
     fn submit(&self, slot: Slot, range: ByteRange) -> Ticket {
         if self.threads.is_empty() {
             return Ticket::unread(range, slot);

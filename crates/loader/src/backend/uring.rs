@@ -261,11 +261,21 @@ impl Table {
     }
 }
 
+impl Uring {
+    fn seated(&self, mut buffer: Buffer) -> Slot {
+        let seat = self.ring.seat(&mut buffer);
+        Slot { seat, buffer }
+    }
+}
+
 impl Backend for Uring {
     fn slot(&self, capacity: usize) -> Result<Slot> {
-        let mut buffer = Buffer::new(room(capacity, self.align))?;
-        let seat = self.ring.seat(&mut buffer);
-        Ok(Slot { seat, buffer })
+        Buffer::new(room(capacity, self.align)).map(|buffer| self.seated(buffer))
+    }
+
+    fn slots(&self, capacity: usize, count: usize) -> Result<Vec<Slot>> {
+        let buffers = Buffer::several(room(capacity, self.align), count)?;
+        Ok(buffers.into_iter().map(|buffer| self.seated(buffer)).collect())
     }
 
     fn submit(&self, slot: Slot, range: ByteRange) -> Ticket {

@@ -23,6 +23,7 @@
 
 pub mod probe;
 mod sample;
+mod ways;
 
 pub use probe::{Forecast, Measured, Outlook, forecast};
 

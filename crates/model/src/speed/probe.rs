@@ -8,15 +8,15 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluice_loader::{Backend, Schedule, Step, Stream};
+use sluice_loader::{Schedule, Step, Stream};
 
 use super::sample::{Part, Sample, Size, size, walk};
-use super::{Compute, Speed, Streaming, Work, speed};
+use super::ways::{Run, Way, Ways};
+use super::{Compute, Speed, Streaming, speed};
 use crate::available::available;
-use crate::budget::settle::{Settled, settle};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::Model;
-use crate::options::{BackendChoice, Budget, Direct, Options};
+use crate::options::{Budget, Options};
 use crate::plan::Plan;
 use crate::stream::PassKind;
 use crate::team::Team;
@@ -54,10 +54,6 @@ const FAR: usize = 1024;
 
 /// Tokens of the prompt whose speed is predicted, or as many as the context has.
 const PROMPT: usize = 512;
-
-/// Chunks are cut to suit a budget or at their usual length, and copying is timed for each: this divides them. Direct reads of
-/// either length differ by less than the disk does from one second to the next.
-const SHORT_CHUNK: usize = 384 << 10;
 
 /// What was measured, in bytes and seconds; None where there was nothing to measure or no way to.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -143,90 +139,6 @@ pub fn forecast(model: &Model, options: &Options, budgets: &[Budget]) -> Result<
     probe.measured.took_s = began.elapsed().as_secs_f64();
     let Probe { position, measured, .. } = probe;
     Ok(Forecast { prompt, position, measured, outlooks, notes })
-}
-
-/// How a run reads, and what.
-struct Run {
-    /// Index into [`Ways`].
-    way: usize,
-    work: Work,
-}
-
-/// A way of reading, with one of the plans that use it.
-struct Way {
-    backend: Arc<dyn Backend>,
-    plan: Plan,
-    short: bool,
-}
-
-#[derive(Default)]
-struct Ways {
-    all: Vec<Way>,
-}
-
-impl Ways {
-    /// The run when the page cache holds what is streamed.
-    fn warm(&mut self, model: &Model, options: &Options) -> Result<Option<Run>> {
-        if options.direct == Direct::On {
-            return Ok(None);
-        }
-        self.run(model, &Options { direct: Direct::Off, ..options.clone() })
-    }
-
-    /// The run when every streamed byte comes from the disk.
-    fn cold(&mut self, model: &Model, options: &Options, notes: &mut Vec<String>) -> Result<Option<Run>> {
-        // Where all stays, opening by itself is what a run does, and it maps.
-        if options.direct == Direct::Auto {
-            let settled = match settle(model, options, None) {
-                Err(Error::Budget(_)) => return Ok(None),
-                settled => settled?,
-            };
-            if settled.plan.schedule(&model.table)?.streamed_bytes(0) == 0 {
-                return self.enter(model, settled).map(Some);
-            }
-        }
-        if options.direct == Direct::Off || options.backend == BackendChoice::Mmap {
-            return Ok(None);
-        }
-        match self.run(model, &Options { direct: Direct::On, ..options.clone() }) {
-            Err(Error::Stream(error)) if options.direct == Direct::Auto => {
-                let line = format!("no speed from the disk is told: {error}");
-                if !notes.contains(&line) {
-                    notes.push(line);
-                }
-                Ok(None)
-            }
-            run => run,
-        }
-    }
-
-    fn run(&mut self, model: &Model, options: &Options) -> Result<Option<Run>> {
-        match settle(model, options, None) {
-            Err(Error::Budget(_)) => Ok(None),
-            settled => self.enter(model, settled?).map(Some),
-        }
-    }
-
-    fn enter(&mut self, model: &Model, settled: Settled) -> Result<Run> {
-        let Settled { backend, plan, batch, .. } = settled;
-        let schedule = plan.schedule(&model.table)?;
-        let work = Work {
-            streamed: schedule.streamed_bytes(0),
-            streamed_without_head: schedule.streamed_bytes(1),
-            resident: schedule.resident_bytes(),
-            batch: batch.max(1),
-        };
-        let longest = schedule.steps().iter().map(|step| step.range.len).max().unwrap_or(0);
-        let short = longest < SHORT_CHUNK && backend.depth() == 0;
-        let key = |backend: &dyn Backend| (backend.name(), backend.direct());
-        let found =
-            self.all.iter().position(|way| key(&*way.backend) == key(&*backend) && way.short == short);
-        let way = found.unwrap_or_else(|| {
-            self.all.push(Way { backend, plan, short });
-            self.all.len() - 1
-        });
-        Ok(Run { way, work })
-    }
 }
 
 /// What was measured of a way.
@@ -423,7 +335,7 @@ fn typical(mut measure: impl FnMut() -> Result<f64>) -> Result<f64> {
 mod tests {
     use super::*;
     use crate::kv::KvFormat;
-    use crate::options::Placement;
+    use crate::options::{BackendChoice, Direct, Placement};
 
     #[test]
     fn places_are_spread_and_come_to_what_was_wanted() {
