@@ -215,7 +215,10 @@ impl Chart {
     pub fn note(&mut self, x: f64, y: f64, text: &str) {
         // Letters of this size are 7 wide at most; words beside the leftmost value must not run over the axis.
         let least = LEFT + 4.0 + 7.0 * text.len() as f64;
-        let (x, y) = ((self.x_at(x) - 4.0).max(least), self.y_at(y) - 8.0);
+        let x = self.x_at(x) - 4.0;
+        // Moved to the right they would lie on the value's mark, so they go above it.
+        let y = self.y_at(y) - if x < least { 12.0 } else { 8.0 };
+        let x = x.max(least);
         self.text(x, y, "end", "note", text);
     }
 
