@@ -38,9 +38,10 @@ const BATCH_SHARE: u64 = 8;
 /// Bytes of a page, in which memory is counted.
 const PAGE: u64 = 4096;
 
-/// Accounts that are kept of a chunk in a slot of its own: its place among the residents, its memory's handle. With 15 thousand
-/// of them a process took 0.6 MB more than its budget of 4 GB without this, at least 40 bytes each; three times that is allowed for.
-const BESIDE_A_CHUNK: u64 = 128;
+/// Accounts that are kept of a chunk in a slot of its own: its place among the residents, its memory's handle, and its entry in
+/// the window, which reaches over all residents in a row. With 7.7 thousand of them in a row (8 billion weights, 4 GB) a process
+/// took 4.1 MB more than 128 bytes each allowed for: 660 each.
+const BESIDE_A_CHUNK: u64 = 704;
 
 /// A fault through a mapping brings in up to a huge page of the page cache, at either end of a run of chunks.
 const FOLIO: u64 = 2 << 20;
