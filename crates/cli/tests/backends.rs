@@ -10,11 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{Ran, command, endless, finish, model, run};
-
-/// Whether SLUICE_REQUIRE lists `what`, so that a skip is a failure.
-fn required(what: &str) -> bool {
-    std::env::var("SLUICE_REQUIRE").is_ok_and(|list| list.split(',').any(|w| w.trim() == what))
-}
+use sluice_fixtures::required;
 
 /// The flags of every backend that this machine permits; each that it forbids is refused with a reason.
 fn permitted(path: &Path) -> Vec<&'static str> {

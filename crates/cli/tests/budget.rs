@@ -1,14 +1,12 @@
 //! `--ram-budget`: kept as the kernel counts it, filled, refused in one line where it cannot be kept.
 
-#![allow(clippy::print_stderr, reason = "a skip must be seen")]
-
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use common::{model, run};
 use serde_json::Value;
-use sluice_fixtures::Spec;
+use sluice_fixtures::{Spec, smollm2};
 
 #[test]
 fn sizes_that_are_none_are_refused_as_such() {
@@ -152,25 +150,6 @@ fn a_plan_tells_speeds_at_every_budget() {
     if let Some(path) = smollm2() {
         check(&plan(&path, &["--json"]).json());
     }
-}
-
-/// The real model, as the tests of the model crate find it.
-fn smollm2() -> Option<PathBuf> {
-    let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let path = var("SLUICE_MODEL").or_else(|| {
-        let cache = var("SLUICE_CACHE")
-            .or_else(|| Some(var("XDG_CACHE_HOME")?.join("sluice")))
-            .or_else(|| Some(var("HOME")?.join(".cache/sluice")))?;
-        Some(cache.join("SmolLM2-135M-Instruct.Q4_1.gguf"))
-    })?;
-    if path.is_file() {
-        return Some(path);
-    }
-    let required =
-        std::env::var("SLUICE_REQUIRE").is_ok_and(|list| list.split(',').any(|w| w.trim() == "model"));
-    assert!(!required, "{} is missing; run cargo xtask fetch", path.display());
-    eprintln!("SKIPPED: {} is missing; run cargo xtask fetch", path.display());
-    None
 }
 
 #[test]

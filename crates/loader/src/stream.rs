@@ -160,10 +160,7 @@ impl Stream {
         state.made = state.free.len();
         if self.capacity > 0 {
             let slots = self.backend.slots(self.capacity, self.slots.saturating_sub(state.made))?;
-            state.made += slots.len();
-            if self.capacity == self.longest {
-                state.long = slots.last().map_or(state.long, Slot::capacity);
-            }
+            slots.iter().for_each(|slot| self.count(&mut state, slot, self.capacity));
             state.free.extend(slots);
         }
         state.broken = None;
@@ -341,11 +338,16 @@ impl Stream {
 
     fn make(&self, state: &mut State, capacity: usize) -> Result<Slot> {
         let slot = self.backend.slot(capacity)?;
+        self.count(state, &slot, capacity);
+        Ok(slot)
+    }
+
+    /// Counts a slot that was made for `capacity` bytes.
+    fn count(&self, state: &mut State, slot: &Slot, capacity: usize) {
         state.made += 1;
         if capacity == self.longest {
             state.long = slot.capacity();
         }
-        Ok(slot)
     }
 
     /// Whether a slot was made for residents over the limit, and there are none any more.

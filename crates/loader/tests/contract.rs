@@ -95,6 +95,31 @@ fn many_in_flight_waited_for_out_of_order() {
     });
 }
 
+/// Slots that were made together lie in one mapping; each holds its own bytes, and the others' go on when one is gone.
+#[test]
+fn slots_made_together_do_not_mix() {
+    const CHUNK: usize = 300_001;
+    let files = files(&[10 * CHUNK]);
+    each(&files.paths, |case| {
+        let backend = &*case.backend;
+        let slots = backend.slots(CHUNK, 10).unwrap();
+        assert_eq!(slots.len(), 10, "{}", case.name);
+        let wanted: Vec<ByteRange> = (0..10).map(|i| range(0, (i * CHUNK) as u64, CHUNK)).collect();
+        let tickets: Vec<Ticket> =
+            slots.into_iter().zip(&wanted).map(|(slot, range)| backend.submit(slot, *range)).collect();
+        let mut filled: Vec<Filled> = tickets
+            .into_iter()
+            .map(|ticket| backend.wait(ticket).map_err(|failed| failed.error).unwrap())
+            .collect();
+        for (filled, wanted) in filled.iter().zip(&wanted) {
+            same(&case, filled, *wanted);
+        }
+        drop(backend.release(filled.remove(3)));
+        same(&case, &filled[2], wanted[2]);
+        same(&case, &filled[3], wanted[4]);
+    });
+}
+
 #[test]
 fn dropped_tickets_do_no_harm() {
     let files = files(&[LENGTH]);

@@ -7,7 +7,8 @@ mod common;
 use serde_json::Value;
 use sluice_model::{ActBits, Model, Options, Session};
 
-use common::{data, smollm2};
+use common::data;
+use sluice_fixtures::smollm2;
 
 /// Where the exact logits' first and second are at least this far apart the choice must be the same. 8-bit
 /// activations alone move single logits of this model by up to about 1.5 and were seen to flip gaps up to 0.22.

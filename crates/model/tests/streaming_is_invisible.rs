@@ -9,7 +9,8 @@ use std::path::Path;
 
 use sluice_model::{ActBits, BackendChoice, Direct, Isa, KvFormat, Model, Options, Placement, Session};
 
-use common::{mixed, required, smollm2, write};
+use common::{mixed, write};
+use sluice_fixtures::{required, smollm2};
 
 /// One way to run a model.
 #[derive(Clone, Debug)]

@@ -5,17 +5,14 @@
 
 #![allow(clippy::print_stderr, clippy::print_stdout)] // a test that skips says so; a child process says what it took
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use sluice_fixtures::smollm2;
 use sluice_gguf::Gguf;
 use sluice_model::ProcessMemory;
 use sluice_model::tokenizer::{Decoder, Tokenizer};
-
-use common::smollm2;
 
 /// A folder of shared test files; `None`, said on stderr, if there is none.
 fn shared(folder: &str) -> Option<PathBuf> {

@@ -46,30 +46,40 @@ impl Portable for Part<'_> {
     #[inline(always)]
     fn run(self) {
         match self.0 {
-            Piece::Per32(x, mut to, mut rest) => {
-                let groups = to.scales.len();
-                for (at, x) in x.as_chunks().0.iter().enumerate() {
-                    to.put(at, groups, x);
-                    if let Some(rest) = &mut rest {
-                        rest.put(at, groups, &to.left(at, groups, x));
-                    }
-                }
-            }
-            Piece::Per256(x, mut to, mut rest) => {
-                let groups = to.scales.len();
-                for (at, x) in x.as_chunks().0.iter().enumerate() {
-                    to.put(at, groups, x);
-                    if let Some(rest) = &mut rest {
-                        rest.put(at, groups, &to.left(at, groups, x));
-                    }
-                }
-            }
+            Piece::Per32(x, to, rest) => fill(x, to, rest),
+            Piece::Per256(x, to, rest) => fill(x, to, rest),
         }
     }
 }
 
-impl To32<'_> {
+/// Where groups of `N` values go.
+trait To<const N: usize> {
+    /// Groups per token.
+    fn groups(&self) -> usize;
     /// Rounds group `at`, of `groups` per token.
+    fn put(&mut self, at: usize, groups: usize, x: &[f32; N]);
+    /// What rounding left of a group.
+    fn left(&self, at: usize, groups: usize, x: &[f32; N]) -> [f32; N];
+}
+
+/// Rounds all groups of some tokens, and what that leaves of them where there is a place for it.
+#[inline(always)]
+fn fill<const N: usize, T: To<N>>(x: &[f32], mut to: T, mut rest: Option<T>) {
+    let groups = to.groups();
+    for (at, x) in x.as_chunks().0.iter().enumerate() {
+        to.put(at, groups, x);
+        if let Some(rest) = &mut rest {
+            rest.put(at, groups, &to.left(at, groups, x));
+        }
+    }
+}
+
+impl To<32> for To32<'_> {
+    #[inline(always)]
+    fn groups(&self) -> usize {
+        self.scales.len()
+    }
+
     #[inline(always)]
     fn put(&mut self, at: usize, groups: usize, x: &[f32; 32]) {
         let q = &mut self.q.as_chunks_mut::<32>().0[at];
@@ -82,15 +92,18 @@ impl To32<'_> {
         self.sums[at % groups][at / groups] = sum;
     }
 
-    /// What rounding left of a group.
     #[inline(always)]
     fn left(&self, at: usize, groups: usize, x: &[f32; 32]) -> [f32; 32] {
         left(x, self.scales[at % groups][at / groups], &self.q.as_chunks().0[at])
     }
 }
 
-impl To256<'_> {
-    /// As [`To32::put`].
+impl To<256> for To256<'_> {
+    #[inline(always)]
+    fn groups(&self) -> usize {
+        self.scales.len()
+    }
+
     #[inline(always)]
     fn put(&mut self, at: usize, groups: usize, x: &[f32; 256]) {
         let x = x.as_chunks::<32>().0;
@@ -117,7 +130,6 @@ impl To256<'_> {
         self.scales[at % groups][at / groups] = scale;
     }
 
-    /// As [`To32::left`].
     #[inline(always)]
     fn left(&self, at: usize, groups: usize, x: &[f32; 256]) -> [f32; 256] {
         let mut rest = [0.0; 256];

@@ -1,4 +1,4 @@
-//! What the integration tests share: tiny models on disk, the real model, and what this machine must have.
+//! What the integration tests share: tiny models and test data on disk.
 
 #![allow(dead_code)] // each test binary uses its own part
 
@@ -28,31 +28,6 @@ pub fn mixed() -> Spec {
         ("ffn_down.weight", TensorType::F16),
     ];
     Spec { overrides: types.map(|(name, ty)| (name.to_owned(), ty)).to_vec(), ..Spec::tiny(TensorType::Q6_K) }
-}
-
-/// SmolLM2-135M-Instruct Q4_1: SLUICE_MODEL, or where `cargo xtask fetch` puts it.
-///
-/// None when it was not fetched and SLUICE_MODEL does not promise it: `cargo xtask ci` does, so that there a missing
-/// model is a failure.
-pub fn smollm2() -> Option<PathBuf> {
-    let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let path = var("SLUICE_MODEL").or_else(|| {
-        let cache = var("SLUICE_CACHE")
-            .or_else(|| Some(var("XDG_CACHE_HOME")?.join("sluice")))
-            .or_else(|| Some(var("HOME")?.join(".cache/sluice")))?;
-        Some(cache.join("SmolLM2-135M-Instruct.Q4_1.gguf"))
-    })?;
-    if path.is_file() {
-        return Some(path);
-    }
-    assert!(!required("model"), "{} is missing; run cargo xtask fetch", path.display());
-    eprintln!("SKIPPED: {} is missing; run cargo xtask fetch", path.display());
-    None
-}
-
-/// Whether SLUICE_REQUIRE lists `what`, so that a skip is a failure.
-pub fn required(what: &str) -> bool {
-    std::env::var("SLUICE_REQUIRE").is_ok_and(|list| list.split(',').any(|w| w.trim() == what))
 }
 
 /// A file of this crate's test data.
