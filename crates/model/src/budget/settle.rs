@@ -52,7 +52,7 @@ const MOST_ASIDE: u64 = 1 << 30;
 /// What runs of the same command differ by in what they take: some pages here and there.
 const VARIES: u64 = 300_000;
 
-/// Share of a budget that reads in flight may take, beyond the usual few: 1.6 % for up to a sixth more from a slow disk.
+/// Share of a budget that reads in flight may take, beyond the usual few: 1.6 % for a tenth more from the disk.
 const FLIGHT_SHARE: u64 = 64;
 
 /// All that a session is built from.
