@@ -168,7 +168,9 @@ impl Cell {
         let streamed = match self.budget {
             Budget::Min | Budget::Stream => 1.0,
             Budget::Percent(percent) => (1.0 - f64::from(percent) / 100.0).max(0.0),
-            Budget::Auto | Budget::All => 0.0,
+            Budget::Auto | Budget::All => {
+                self.limit.map_or(0.0, |limit| (1.0 - limit as f64 / file).max(0.0))
+            }
         };
         let by_disk = if cold { file / DISK } else { 0.0 };
         // The first pass reads everything.

@@ -73,8 +73,15 @@ fn chosen_cells(options: &Options, tables: &[Table], models: &[Model]) -> Vec<Ce
     let mut cells = Table::cells(tables, models);
     if options.peer {
         match peer::version() {
-            Ok(_) => cells.extend(peer::cells(&cells)),
-            Err(_) => eprintln!("llama-cpp-python cannot be imported: no rows of it"),
+            Ok(version) => {
+                let of_peer = peer::cells(&cells);
+                eprintln!("llama-cpp-python {version}: {} cells", of_peer.len());
+                cells.extend(of_peer);
+            }
+            // The last line of what Python says is the reason.
+            Err(said) => {
+                eprintln!("no rows of llama-cpp-python: {}", said.lines().last().unwrap_or_default());
+            }
         }
     }
     cells

@@ -22,7 +22,7 @@ usage: cargo xtask bench [--preset smoke|seed|full] [FLAGS]      measure; smoke 
   --head LIST       auto, resident, stream
   --threads LIST
   --cache LIST      any, warm, cold
-  --limit LIST      containers in MiB, or none
+  --limit LIST      containers in MiB, or none but those without which a cell could not be cold
   --tokens N        tokens to generate
   --reps N          repetitions of each cell
   --timeout S       seconds after which a run is killed (300)
@@ -30,7 +30,8 @@ usage: cargo xtask bench [--preset smoke|seed|full] [FLAGS]      measure; smoke 
   --out FILE        the record; report and pictures lie beside it (bench/record/PRESET.jsonl; smoke: in the build's folder)
   --fresh           replace a record that is there; without it an interrupted run goes on
   --list            name the cells, and stop
-  --peer llama-cpp-python   the same through llama.cpp, where that package can be imported
+  --peer llama-cpp-python   the same through llama.cpp, where the python3 on PATH can import that package: in the warm cells, and
+                    in those in containers, one for each number of threads
   --plant-delay PERCENT     hold every program up by so much, to see --compare find it; the record says so";
 
 /// What is asked for.
@@ -140,7 +141,7 @@ impl Action {
                     "llama-cpp-python" => options.peer = true,
                     other => return Err(format!("--peer {other}: wanted llama-cpp-python")),
                 },
-                "--plant-delay" => options.delay_percent = number(flag, value()?)?.min(90),
+                "--plant-delay" => options.delay_percent = delay(value()?)?,
                 "--compare" => compare = Some((value()?.into(), value()?.into())),
                 "--threshold" => threshold = f64::from(number(flag, value()?)?) / 100.0,
                 "--report" => report = Some(value()?.into()),
@@ -224,6 +225,12 @@ fn number(flag: &str, text: &str) -> Result<u32> {
     parsed.ok_or_else(|| format!("{flag} {text}: wanted a whole number, at least 1"))
 }
 
+/// A program that stands still all the time would never end.
+fn delay(text: &str) -> Result<u32> {
+    let percent = number("--plant-delay", text)?;
+    if percent <= 90 { Ok(percent) } else { Err(format!("--plant-delay {text}: wanted at most 90")) }
+}
+
 fn limit(text: &str) -> Result<Limit> {
     match text {
         "none" => Ok(Limit::Auto),
@@ -286,6 +293,7 @@ mod tests {
             ("--reps", "--reps: wants a value"),
             ("--speed 3", "--speed: no such flag"),
             ("--peer vllm", "llama-cpp-python"),
+            ("--plant-delay 91", "at most 90"),
             ("--compare a", "wants a value"),
             ("--compare a b --update-readme", "one of them"),
         ] {

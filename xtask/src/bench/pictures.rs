@@ -34,7 +34,6 @@ pub fn of(rows: &[Row]) -> Vec<Picture> {
         })
         .collect();
     let mut models: Vec<&str> = good.iter().map(|row| row.word("model")).collect();
-    models.dedup();
     models.sort_unstable();
     models.dedup();
     let mut pictures = Vec::new();

@@ -68,7 +68,8 @@ Memory is VmHWM, as the kernel counts it, in MB of 10^6 bytes. *Warm*: the file 
 so that the page cache holds all of it in large folios. *Cold*: evicted before the run, and the kernel's accounts say that at least \
 95 % of what the program read came from the disk: direct reads, or a container too small for what a pass streams. \
 *Of the bound*: the speed over what the disk (for what is streamed cold) or the memory (for all weights) would allow, their rates \
-measured in the same run, the disk's just before and after each cold one, by the fastest of three programs. `25%` and so on are budgets in per cent of the file, `min` is the least that works, `all` keeps everything except a streamed head, `auto` is what the \
+measured in the same run, the disk's just before and after each cold one, by the tool that read this file fastest (named above; fio in the usual way reads \
+into small pages, which may be much slower). `25%` and so on are budgets in per cent of the file, `min` is the least that works, `all` keeps everything except a streamed head, `auto` is what the \
 program chooses when no flag speaks of memory; a mapping (mmap) keeps everything or nothing, so that a part is the same to it as `min`. Cells of one model \
 gave the same logits, bit for bit, or the run would have failed.";
 
@@ -129,6 +130,10 @@ fn head(stem: &str, record: &Record) -> String {
         let rate = rates(&|cell| cell["model"] == *model, |r| r.disk_rate);
         let rate = rate.map_or_else(String::new, |rate| format!("{} GB/s; ", range(&rate, 1e9)));
         lines.push(format!("- disk under {}: {rate}{how}", model.as_str().unwrap_or_default()));
+    }
+    // Only the peer's programs say theirs; ours is the revision.
+    if let Some(version) = record.repetitions.iter().find_map(|r| r.report["version"].as_str()) {
+        lines.push(format!("- llama.cpp through llama-cpp-python {version}, its file mapped"));
     }
     if run["key"]["planted_delay_percent"].as_u64().is_some_and(|percent| percent > 0) {
         lines.push("- **every program was held up on purpose; these are no figures of Sluice**".into());
@@ -274,15 +279,21 @@ mod tests {
             report: Value::Null,
             ..repetition("b", 0, 0.0)
         };
-        let cells = vec![cell("a", "auto", "warm"), cell("b", "auto", "cold")];
-        let record = record(cells, vec![repetition("a", 0, 40.0), repetition("a", 1, 44.0), failed]);
+        let mut peer = cell("p", "auto", "warm");
+        (peer["engine"], peer["threads"]) = ("llama-cpp-python".into(), 1.into());
+        let mut of_peer = repetition("p", 0, 7.0);
+        of_peer.report["version"] = "1.2.3".into();
+        let cells = vec![cell("a", "auto", "warm"), cell("b", "auto", "cold"), peer];
+        let record = record(cells, vec![repetition("a", 0, 40.0), repetition("a", 1, 44.0), failed, of_peer]);
         let rows = rows(&record);
         let text = markdown("seed", &record, &rows, &[]);
         for wanted in [
             "revision abc; 1 to 2 repetitions",
             "a CPU, 2 cores, 8 GB",
             "- memory, 2 threads: 40 GB/s",
+            "- llama.cpp through llama-cpp-python 1.2.3",
             "| auto | stream | auto | 2 | 20 | 42 (40–44) | 500 | 84 | 52 % memory |",
+            "| llama.cpp |  |  | 1 | 20 | 7 |  | 14 |",
             "| b | killed | no memory left in 64 MiB |",
         ] {
             assert!(text.contains(wanted), "{wanted}\n{text}");

@@ -12,7 +12,7 @@ use super::{cache, judge, peer, rates};
 use crate::sh::{Result, command};
 use serde_json::json;
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -195,7 +195,7 @@ impl<'a> Runner<'a> {
             return Ok(Some(rate));
         }
         if !self.disks.contains_key(&model.name) {
-            let example = self.example.as_deref();
+            let example = self.example()?;
             let known = self.journal.disks.iter().find(|line| line["model"] == *model.name);
             let known = known.and_then(|line| rates::Disk::from_json(&model.path, example, line));
             let disk = known.map_or_else(|| self.calibrate(model), |disk| Ok(Ok(disk)))?;
@@ -207,7 +207,7 @@ impl<'a> Runner<'a> {
 
     /// Finds how to measure the disk under a model, and notes it in the record; the inner error is the disk's.
     fn calibrate(&mut self, model: &Model) -> Result<Result<rates::Disk>> {
-        let disk = rates::Disk::calibrate(&model.path, self.example.as_deref());
+        let disk = rates::Disk::calibrate(&model.path, self.example()?);
         let mut line = match &disk {
             Ok(disk) => disk.to_json(),
             Err(reason) => json!({"how": reason.replace(&*model.path.to_string_lossy(), &model.name)}),
@@ -238,13 +238,16 @@ impl<'a> Runner<'a> {
         }
     }
 
+    fn example(&self) -> Result<&Path> {
+        self.example.as_deref().ok_or_else(|| "the loader's example is not built".into())
+    }
+
     fn command(&self, cell: &Cell, model: &Model) -> Result<Command> {
         let (backend, direct) = cell.way.flags();
         match cell.engine {
             Engine::Peer => Ok(peer::command_for(cell, model, PROMPT)),
             Engine::Loader => {
-                let example = self.example.as_ref().ok_or("the loader's example is not built")?;
-                let mut stream = command(&example.to_string_lossy(), &[]);
+                let mut stream = command(&self.example()?.to_string_lossy(), &[]);
                 stream.arg(&model.path).arg("json").arg(format!("seconds={LOADER_S}"));
                 stream.arg(format!("workers={}", cell.threads));
                 stream.arg(format!("backend={backend}")).arg(format!("direct={direct}"));

@@ -171,8 +171,11 @@ pub fn fastest_by_budget<'a>(rows: &[&'a Row]) -> Vec<&'a Row> {
     let mut best: Vec<&Row> = Vec::new();
     for row in rows.iter().filter(|row| row.status == Status::Ok && row.speed.is_some()) {
         let speed = |row: &Row| row.speed.map_or(0.0, |speed| speed.median);
-        // Without a budget the container decides what is taken, so that each is a case of its own.
-        let container = |row: &Row| if row.word("budget") == "auto" { row.limit() } else { None };
+        // Without a budget of ours the container decides what is taken, so that each is a case of its own.
+        let container = |row: &Row| {
+            let alone = row.word("budget") == "auto" || row.word("engine") == "llama-cpp-python";
+            if alone { row.limit() } else { None }
+        };
         let key =
             |row: &Row| (row.word("engine").to_string(), row.word("budget").to_string(), container(row));
         let alike = |other: &&mut &Row| key(other) == key(row);
@@ -231,6 +234,19 @@ mod tests {
         assert_eq!((rows[0].status, rows[0].reason.as_str()), (Status::Failed, "not cold"));
         assert_eq!(rows[0].speed.unwrap().min, 40.0);
         assert!(fastest_by_budget(&[&rows[0]]).is_empty());
+    }
+
+    #[test]
+    fn the_peer_in_another_container_is_another_case() {
+        let cell = |id: &str, engine: &str, limit: u64| json!({"id": id, "engine": engine, "cache": "cold", "budget": "all", "limit_bytes": limit});
+        let peer = "llama-cpp-python";
+        let cells = [cell("a", "sluice", 1), cell("b", "sluice", 2), cell("c", peer, 1), cell("d", peer, 2)];
+        let repetitions = ["a", "b", "c", "d"].map(|id| repetition(id, 0, 40.0)).to_vec();
+        let run = json!({"kind": "run", "cells": cells});
+        let rows = rows(&Record { run, repetitions, disks: vec![], end: None });
+        let fastest = fastest_by_budget(&rows.iter().collect::<Vec<_>>());
+        let ids: Vec<&str> = fastest.iter().map(|row| row.word("id")).collect();
+        assert_eq!(ids, ["a", "c", "d"]);
     }
 
     #[test]
