@@ -22,6 +22,7 @@ pub fn describe(options: &Options, binary: &Path, folder: &Path, cells: &[Cell])
             "planted_delay_percent": options.delay_percent,
             "cells": cells.iter().map(ToString::to_string).collect::<Vec<_>>(),
         },
+        "other_axes": options.other_axes(),
         "date": said(&["date", "-u", "+%F %H:%M"]),
         "revision": said(&["git", "rev-parse", "--short=12", "HEAD"]),
         // Sources that are not committed: the record cannot be made again from the revision alone.

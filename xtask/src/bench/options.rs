@@ -23,7 +23,7 @@ usage: cargo xtask bench [--preset smoke|seed|full] [FLAGS]      measure; smoke 
   --threads LIST
   --cache LIST      any, warm, cold
   --limit LIST      containers in MiB, or none but those without which a cell could not be cold
-  --tokens N        tokens to generate
+  --tokens N        tokens to generate, at least 2: speed is what lies between them
   --reps N          repetitions of each cell
   --timeout S       seconds after which a run is killed (300)
   --binary FILE     the program, instead of the one that is built now
@@ -31,7 +31,7 @@ usage: cargo xtask bench [--preset smoke|seed|full] [FLAGS]      measure; smoke 
   --fresh           replace a record that is there; without it an interrupted run goes on
   --list            name the cells, and stop
   --peer llama-cpp-python   the same through llama.cpp, where the python3 on PATH can import that package: in the warm cells, and
-                    in those in containers, one for each number of threads
+                    in those in containers, one for each number of threads (where it does not fit, it takes the --timeout)
   --plant-delay PERCENT     hold every program up by so much, to see --compare find it; the record says so";
 
 /// What is asked for.
@@ -77,7 +77,7 @@ pub struct Options {
     axes: Axes,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 struct Axes {
     models: Option<Vec<String>>,
     engines: Option<Vec<Engine>>,
@@ -130,7 +130,7 @@ impl Action {
                 "--threads" => axes.threads = Some(list(value()?, |text| number(flag, text))?),
                 "--cache" => axes.caches = Some(list(value()?, Cache::parse)?),
                 "--limit" => axes.limits = Some(list(value()?, limit)?),
-                "--tokens" => axes.tokens = Some(number(flag, value()?)?),
+                "--tokens" => axes.tokens = Some(tokens(value()?)?),
                 "--reps" => axes.reps = Some(number(flag, value()?)?),
                 "--timeout" => options.timeout = Duration::from_secs(number(flag, value()?)?.into()),
                 "--binary" => options.binary = Some(value()?.into()),
@@ -160,6 +160,11 @@ impl Action {
 }
 
 impl Options {
+    /// Whether flags replace any axis of the preset.
+    pub fn other_axes(&self) -> bool {
+        self.axes != Axes::default()
+    }
+
     /// Puts the given axes into the tables of the preset.
     pub fn apply(&self, tables: &mut Vec<Table>) {
         let axes = &self.axes;
@@ -225,6 +230,11 @@ fn number(flag: &str, text: &str) -> Result<u32> {
     parsed.ok_or_else(|| format!("{flag} {text}: wanted a whole number, at least 1"))
 }
 
+fn tokens(text: &str) -> Result<u32> {
+    let tokens = number("--tokens", text)?;
+    if tokens >= 2 { Ok(tokens) } else { Err(format!("--tokens {text}: wanted at least 2")) }
+}
+
 /// A program that stands still all the time would never end.
 fn delay(text: &str) -> Result<u32> {
     let percent = number("--plant-delay", text)?;
@@ -254,6 +264,7 @@ mod tests {
         let given = options("--preset seed --way mmap,uring --threads 1 --budget min,25% --reps 3").unwrap();
         let mut tables = given.preset.tables();
         given.apply(&mut tables);
+        assert!(given.other_axes() && !options("--preset seed --fresh").unwrap().other_axes());
         assert_eq!(tables[0].ways, [Way::Mmap, Way::Uring]);
         assert_eq!(tables[0].threads, [1]);
         assert_eq!(tables[0].budgets, [Budget::Min, Budget::Percent(25)]);
@@ -294,6 +305,7 @@ mod tests {
             ("--speed 3", "--speed: no such flag"),
             ("--peer vllm", "llama-cpp-python"),
             ("--plant-delay 91", "at most 90"),
+            ("--tokens 1", "at least 2"),
             ("--compare a", "wants a value"),
             ("--compare a b --update-readme", "one of them"),
         ] {

@@ -1,4 +1,8 @@
 //! llama.cpp beside us: the same file, prompt and container, through the Python package `llama-cpp-python`.
+//!
+//! Met with version 0.3.36, built for the machine (`CMAKE_ARGS=-DGGML_NATIVE=ON`), beside llama-bench of the same sources,
+//! 2 threads, from the page cache: 54 against 57 tok/s and 1212 against 1171 MB on the 1.1B model, 173 against 201 and 176
+//! against 135 on the 135M one. The difference is Python's own part: 0.8 ms a token, and 40 MB.
 
 use super::axes::{Budget, Cache, Engine, Head, Way};
 use super::cells::Cell;

@@ -153,9 +153,13 @@ fn memory(model: &str, cache: &str, rows: &[&Row]) -> Picture {
     }
     let mut named = Vec::new();
     for &i in &front {
-        let budget = rows[i].word("budget");
+        let budget = match (rows[i].word("budget"), rows[i].limit()) {
+            // Without a budget it is the container that decides.
+            ("auto", Some(limit)) => format!("auto in {} MiB", limit >> 20),
+            (budget, _) => budget.to_string(),
+        };
         if rows[i].word("engine") == "sluice" && used(rows[i]) && !named.contains(&budget) {
-            chart.note(points[i].0, points[i].1, budget);
+            chart.note(points[i].0, points[i].1, &budget);
             named.push(budget);
         }
     }

@@ -37,7 +37,7 @@ const HUGE_PAGES: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
 enum Tool {
     /// fio with io_uring, its buffers in small pages: what somebody gets who measures a disk in the usual way.
     Fio,
-    /// The same with [`HUGE_PAGES`].
+    /// The same with [`HUGE_PAGES`], and with buffers and file registered, as the loader has them.
     FioHuge,
     /// The loader's example, which is ours, with io_uring: registered buffers in huge pages.
     Uring,
@@ -150,7 +150,7 @@ impl Disk {
         fio.arg(format!("--filename={}", self.path.display())).arg(format!("--bs={}", self.length));
         fio.arg(format!("--iodepth={}", self.depth)).arg(format!("--runtime={}ms", (1e3 * seconds) as u64));
         if self.tool == Tool::FioHuge {
-            fio.env(HUGE_PAGES.0, HUGE_PAGES.1);
+            fio.args(["--fixedbufs", "--registerfiles"]).env(HUGE_PAGES.0, HUGE_PAGES.1);
         }
         fio
     }

@@ -73,13 +73,14 @@ into small pages, which may be much slower). `25%` and so on are budgets in per 
 program chooses when no flag speaks of memory; a mapping (mmap) keeps everything or nothing, so that a part is the same to it as `min`. Cells of one model \
 gave the same logits, bit for bit, or the run would have failed.";
 
-/// How often cells ran: one number, or the least and the most.
+/// How often cells ran, in words: one number, or the least and the most.
 fn repetitions(record: &Record) -> String {
     let mut counts: HashMap<&str, usize> = HashMap::new();
     record.repetitions.iter().for_each(|r| *counts.entry(&r.cell).or_default() += 1);
     match (counts.values().min(), counts.values().max()) {
-        (Some(least), Some(most)) if least != most => format!("{least} to {most}"),
-        (_, most) => most.map_or(0, |most| *most).to_string(),
+        (Some(least), Some(most)) if least != most => format!("{least} to {most} repetitions"),
+        (_, Some(1)) => "1 repetition".into(),
+        (_, most) => format!("{} repetitions", most.map_or(0, |most| *most)),
     }
 }
 
@@ -95,12 +96,7 @@ fn head(stem: &str, record: &Record) -> String {
         run["memory_bytes"].as_f64().map_or_else(String::new, |bytes| format!(", {} GB", short(bytes / 1e9)));
     let modified = if run["modified"] == true { ", with changes" } else { "" };
     let mut lines = vec![
-        format!(
-            "- {}, revision {}{modified}; {} repetitions",
-            text("date"),
-            text("revision"),
-            repetitions(record)
-        ),
+        format!("- {}, revision {}{modified}; {}", text("date"), text("revision"), repetitions(record)),
         format!(
             "- {}, {} cores{memory}, {}, {}, huge pages {}",
             text("cpu"),
@@ -142,8 +138,9 @@ fn head(stem: &str, record: &Record) -> String {
         lines.push("- **interrupted: not all repetitions are in**".into());
     }
     lines.push(format!(
-        "- made by `cargo xtask bench --preset {}`, from `{stem}.jsonl`",
-        run["key"]["preset"].as_str().unwrap_or("?")
+        "- made by `cargo xtask bench --preset {}`{}, from `{stem}.jsonl`",
+        run["key"]["preset"].as_str().unwrap_or("?"),
+        if run["other_axes"] == true { " with other axes by flags" } else { "" }
     ));
     lines.join("\n")
 }
@@ -255,6 +252,7 @@ mod tests {
     fn record(cells: Vec<Value>, repetitions: Vec<Repetition>) -> Record {
         let run = json!({
             "kind": "run", "date": "2026-01-02 03:04", "revision": "abc", "cpu": "a CPU", "cores": 2, "memory_bytes": 8e9,
+            "other_axes": true,
             "key": {"preset": "seed", "planted_delay_percent": 0}, "cells": cells,
         });
         Record { run, repetitions, disks: vec![], end: Some(json!({"seconds": 1})) }
@@ -291,6 +289,7 @@ mod tests {
             "revision abc; 1 to 2 repetitions",
             "a CPU, 2 cores, 8 GB",
             "- memory, 2 threads: 40 GB/s",
+            "--preset seed` with other axes by flags, from `seed.jsonl`",
             "- llama.cpp through llama-cpp-python 1.2.3",
             "| auto | stream | auto | 2 | 20 | 42 (40–44) | 500 | 84 | 52 % memory |",
             "| llama.cpp |  |  | 1 | 20 | 7 |  | 14 |",

@@ -37,8 +37,8 @@ pub struct Runner<'a> {
     example: Option<PathBuf>,
     models: Vec<Model>,
     groups: Result<Groups>,
-    /// How the disk is measured under each model; a file system may refuse.
-    disks: HashMap<String, Result<rates::Disk>>,
+    /// How the disk is measured under each model of cold cells; a file system may refuse.
+    disks: HashMap<String, rates::Disk>,
     /// The model whose cold cell ended just now, and the disk's rate since then.
     disk_after: Option<(String, f64)>,
     /// The memory's rate by threads, and when it was measured.
@@ -96,13 +96,19 @@ impl<'a> Runner<'a> {
         }
         // An interrupted run has taken what its parts have.
         let mut seconds: f64 = found.iter().map(|old| old.total_s).sum();
+        let begin = Instant::now();
+        for model in self.models.clone() {
+            if cells.iter().any(|cell| cell.cache == Cache::Cold && cell.model == model.name) {
+                self.find_disk(&model)?;
+            }
+        }
+        seconds += begin.elapsed().as_secs_f64();
         let rounds = cells.iter().map(|cell| cell.reps).max().unwrap_or(0);
         for round in 0..rounds {
             let ordered = order(cells, round);
             for (place, cell) in ordered.iter().enumerate() {
                 let id = cell.to_string();
-                let there = found.iter().any(|old| old.cell == id && old.round == round);
-                if there || given_up.contains(&id) {
+                if !is_left(&id, round, &found, &given_up) {
                     continue;
                 }
                 let begin = Instant::now();
@@ -118,10 +124,14 @@ impl<'a> Runner<'a> {
                 self.journal.append(&repetition.to_json())?;
                 self.seconds.insert(id, repetition.total_s);
                 note_end(&repetition, &mut given_up);
-                let later = (round + 1..rounds).flat_map(|round| order(cells, round));
-                let left =
-                    ordered[place + 1..].iter().copied().chain(later).map(|cell| self.cost(cell)).sum();
-                self.progress(&repetition, left);
+                let now = ordered[place + 1..].iter().map(|cell| (round, *cell));
+                let later = (round + 1..rounds)
+                    .flat_map(|round| order(cells, round).into_iter().map(move |cell| (round, cell)));
+                let left = now.chain(later).map(|(round, cell)| {
+                    let id = cell.to_string();
+                    if is_left(&id, round, &found, &given_up) { self.cost(&id, cell) } else { 0.0 }
+                });
+                self.progress(&repetition, left.sum());
             }
         }
         self.journal.append(&json!({"kind": "end", "seconds": seconds}))
@@ -194,20 +204,20 @@ impl<'a> Runner<'a> {
         {
             return Ok(Some(rate));
         }
-        if !self.disks.contains_key(&model.name) {
-            let example = self.example()?;
-            let known = self.journal.disks.iter().find(|line| line["model"] == *model.name);
-            let known = known.and_then(|line| rates::Disk::from_json(&model.path, example, line));
-            let disk = known.map_or_else(|| self.calibrate(model), |disk| Ok(Ok(disk)))?;
-            self.disks.insert(model.name.clone(), disk);
-        }
-        let disk = self.disks[&model.name].as_ref().ok();
+        let disk = self.disks.get(&model.name);
         disk.map(|disk| disk.slice(rates::slice_s(model.bytes))).transpose()
     }
 
-    /// Finds how to measure the disk under a model, and notes it in the record; the inner error is the disk's.
-    fn calibrate(&mut self, model: &Model) -> Result<Result<rates::Disk>> {
-        let disk = rates::Disk::calibrate(&model.path, self.example()?);
+    /// Finds how to measure the disk under a model: as the record has it, or by trying, which it then notes.
+    fn find_disk(&mut self, model: &Model) -> Result {
+        let example = self.example()?;
+        let known = self.journal.disks.iter().find(|line| line["model"] == *model.name);
+        if let Some(disk) = known.and_then(|line| rates::Disk::from_json(&model.path, example, line)) {
+            self.disks.insert(model.name.clone(), disk);
+            return Ok(());
+        }
+        eprintln!("            {}: trying what reads the disk fastest, a minute", model.name);
+        let disk = rates::Disk::calibrate(&model.path, example);
         let mut line = match &disk {
             Ok(disk) => disk.to_json(),
             Err(reason) => json!({"how": reason.replace(&*model.path.to_string_lossy(), &model.name)}),
@@ -215,7 +225,8 @@ impl<'a> Runner<'a> {
         line["kind"] = "disk".into();
         line["model"] = model.name.clone().into();
         self.journal.append(&line)?;
-        Ok(disk)
+        self.disks.extend(disk.ok().map(|disk| (model.name.clone(), disk)));
+        Ok(())
     }
 
     /// Brings the page cache into the cell's state.
@@ -266,8 +277,8 @@ impl<'a> Runner<'a> {
     }
 
     /// Seconds that a run of a cell takes: as the last time, or by a guess.
-    fn cost(&self, cell: &Cell) -> f64 {
-        self.seconds.get(&cell.to_string()).copied().unwrap_or(cell.seconds())
+    fn cost(&self, id: &str, cell: &Cell) -> f64 {
+        self.seconds.get(id).copied().unwrap_or(cell.seconds())
     }
 
     /// One line per run, or for the smoke preset one per failure.
@@ -321,6 +332,12 @@ fn agree(cell: &Cell, repetition: &mut Repetition, digests: &mut Digests) {
         repetition.status = Status::Failed;
         repetition.reason = format!("logits_digest {digest}, but {wanted} in: {other}");
     }
+}
+
+/// Whether a repetition is neither in the record nor hopeless.
+fn is_left(id: &str, round: u32, found: &[Repetition], given_up: &[String]) -> bool {
+    let there = found.iter().any(|old| old.cell == id && old.round == round);
+    !there && given_up.iter().all(|cell| cell != id)
 }
 
 /// Remembers a cell that is not worth another try: it would take as long again, or be skipped for the same reason.
@@ -384,6 +401,9 @@ mod tests {
             note_end(&Repetition { status, ..repetition(name, 0, 1.0) }, &mut given_up);
         }
         assert_eq!(given_up, ["c"]);
+        let found = [repetition("a", 0, 1.0)];
+        let left = |id, round| is_left(id, round, &found, &given_up);
+        assert!(!left("a", 0) && left("a", 1) && left("b", 0) && !left("c", 1));
         assert_eq!(time(125.4), "2:05");
     }
 }
