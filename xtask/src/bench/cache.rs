@@ -90,6 +90,9 @@ pub fn share(path: &Path) -> Result<f64> {
                 let _ = rustix::io::pread(&file, &mut byte, offset(sample));
                 let _ = fadvise(&file, offset(sample) / page * page, page.try_into().ok(), Advice::DontNeed);
             }
+            Err(Errno::OPNOTSUPP) => {
+                return Err(format!("{}: its file system does not say what is cached", path.display()));
+            }
             Err(error) => return Err(failed(error)),
         }
     }

@@ -22,7 +22,7 @@ pub fn outcome(
     done: &Finished,
     killed_in_group: u64,
 ) -> std::result::Result<Value, (Status, String)> {
-    // The last line says what went wrong; a path of this machine has no place in a record.
+    // The last line says what went wrong.
     let said = done.stderr.lines().last().unwrap_or_default();
     let failed = |reason: String| (Status::Failed, reason);
     let Some(status) = done.status else {

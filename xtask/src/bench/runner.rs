@@ -146,7 +146,10 @@ impl<'a> Runner<'a> {
         // None is needed where nobody looks at speed.
         repetition.memory_rate = (cell.cache != Cache::Any).then(|| self.memory_rate(cell.threads));
         let before = self.disk_rate(cell, &model)?;
+        // A path of this machine has no place in a record.
+        let named = |reason: &str| reason.replace(&*model.path.to_string_lossy(), &model.name);
         if let Err(reason) = self.make_cache_state(cell, &model) {
+            let reason = named(&reason);
             return Ok(Repetition { status: Status::Spoilt, reason, ..repetition });
         }
         let group = match (cell.limit, &self.groups) {
@@ -167,10 +170,7 @@ impl<'a> Runner<'a> {
         repetition.group_peak_bytes = group.as_ref().and_then(|group| group.peak_bytes());
         match judge::outcome(cell, &done, group.as_ref().map_or(0, |group| group.killed())) {
             Ok(report) => (repetition.status, repetition.report) = (Status::Ok, report),
-            Err((status, reason)) => {
-                let path = model.path.to_string_lossy();
-                (repetition.status, repetition.reason) = (status, reason.replace(&*path, &model.name));
-            }
+            Err((status, reason)) => (repetition.status, repetition.reason) = (status, named(&reason)),
         }
         drop(group);
         if let Some(before) = before {
