@@ -46,7 +46,10 @@ pub fn of(rows: &[Row]) -> Vec<Picture> {
                 pictures.push(memory(model, cache, &here));
             }
         }
-        if of_model.iter().filter(|row| row.word("cache") == "cold").count() > 2 {
+        let streams =
+            |row: &&&Row| row.word("cache") == "cold" && row.word("engine") == "sluice" && row.streamed > 0.0;
+        // One point says nothing of how time follows the bytes.
+        if of_model.iter().filter(streams).count() > 1 {
             pictures.push(passes(model, &of_model));
         }
     }
@@ -312,6 +315,9 @@ mod tests {
         assert_eq!(warm.matches("tok/s, ").count(), 4, "every cell is a point with a hint");
         assert!(!warm.contains(">head resident<"), "no key for what is not there");
         assert!(pictures[2].svg.contains("the disk, 2 GB/s"));
+        let nothing_streamed =
+            ["auto", "mmap", "pread"].map(|way| (way, "all", "auto", "cold", 650.0, 60.0, 0.0));
+        assert_eq!(of(&rows(&nothing_streamed)).len(), 1, "memory only");
         assert!(pictures.iter().all(|picture| !picture.svg.contains("NaN") && !picture.svg.contains("inf")));
     }
 
