@@ -73,7 +73,7 @@ fn where_tiles_switch() {
     }
 }
 
-/// From 16 blocks on, one token is multiplied with four rows side by side, four blocks of each at a time.
+/// From 1 KB a row on, one token is multiplied with four rows side by side, four blocks of each at a time.
 #[test]
 fn long_rows_on_every_level() {
     let mut rng = Pcg::new(11);

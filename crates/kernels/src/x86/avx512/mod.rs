@@ -99,7 +99,7 @@ fn per_256<B: rows_256::Rows + tiles_256::Unpack>(w: QuantRows<'_>, x: &Acts, y:
     if tokens > 1 {
         return tiles::matmul::<tiles_256::Per256<B>>(w, x, y);
     }
-    if blocks >= rows_256::LONG {
+    if blocks >= 4000 {
         for (w, y) in blocks_of::<B>(w).chunks(QUAD * blocks).zip(y.chunks_mut(QUAD)) {
             let results = rows_256::long_rows(w, blocks, x.per_256());
             y.copy_from_slice(&results[..y.len()]);

@@ -386,11 +386,12 @@ pub(super) fn rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>) -> [f32; T
     sums.results()
 }
 
-/// Blocks of a row from which on four rows are walked side by side instead of 16: then 16 rows, and the next 16 that are
-/// asked for ahead, are more than level 1 holds, and as many places at once are more than the hardware keeps track of.
-/// Reading alone, two threads: rows of 2304 bytes 65 to 69 GB/s by fours against 55 to 60, of 3136 bytes 70 against 54; of 1152
-/// bytes 58 to 63 against 72. The kernel itself takes a tenth longer by fours.
-pub(super) const LONG: usize = 16;
+/// Bytes of a row from which on four rows are walked side by side instead of 16: then 16 rows, and the next 16 that are asked
+/// for ahead, are most of level 1 or more, and as many places at once are more than the hardware keeps track of. Products from
+/// memory, two threads, GB/s by fours and by sixteens where a loop that only reads got 50: Q4_K rows of 1152 bytes 48 to 51 and
+/// 44 to 46, of 1728 bytes 50 and 44, Q5_K of 1408 bytes 50 and 45, Q6_K of 1680 bytes 46 to 48 and 43; IQ4_XS of 1088 bytes 49
+/// and 48; below that sixteens win (Q4_K of 576 bytes 42 and 48). From level 2 the kernel itself takes a tenth longer by fours.
+pub(super) const LONG: usize = 1024;
 
 /// The only token with up to four rows (at least one) of `blocks` blocks: lanes stand for four blocks of each.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
