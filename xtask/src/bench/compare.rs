@@ -1,5 +1,6 @@
 //! `--compare A B`: which cells of B differ from those of A by more than their own spread.
 
+use super::rates;
 use super::record::{Record, Status};
 use super::summary::{Row, Stats, rows};
 use crate::sh::Result;
@@ -40,7 +41,15 @@ pub fn compare(before: &Path, after: &Path, threshold: f64) -> Result {
             return Err(format!("{}: interrupted; run it again with the same flags first", path.display()));
         }
     }
-    let (mut found, lost) = moved(&rows(&a), &rows(&b), threshold);
+    let (mut of_a, mut of_b) = (rows(&a), rows(&b));
+    let known = |record: &Record| record.disks.iter().all(rates::is_known);
+    if known(&a) != known(&b) {
+        println!(
+            "the disk was measured in other ways: cold cells are compared by speed, not by their share of its rate"
+        );
+        of_a.iter_mut().chain(&mut of_b).for_each(|row| row.share = None);
+    }
+    let (mut found, lost) = moved(&of_a, &of_b, threshold);
     found.extend(together(&found, threshold));
     found.sort_by(|a, b| a.gain.total_cmp(&b.gain));
     if found.is_empty() {

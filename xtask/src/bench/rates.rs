@@ -164,6 +164,11 @@ impl Disk {
     }
 }
 
+/// Whether a record's line about a disk tells of a tool that is tried now: those before huge pages were half as fast.
+pub fn is_known(line: &Value) -> bool {
+    line["tool"].as_str().is_some_and(|tool| Tool::parse(tool).is_ok())
+}
+
 /// Ways to measure, the fastest first, with the median of [`TRIALS`] interleaved measurements of each.
 ///
 /// # Errors
@@ -252,6 +257,7 @@ mod tests {
             "by the loader's example with io_uring, direct, 1 MiB x 16 in flight (GB/s at their best: the loader's \
              example with io_uring 3.00, fio with huge pages 1.50)"
         );
+        assert!(is_known(&best.to_json()) && !is_known(&json!({"tool": "fio"})));
         let again = Disk::from_json(&best.path, &best.example, &best.to_json()).unwrap();
         assert_eq!((again.tool, again.length, again.depth, again.how), (Tool::Uring, 1 << 20, 16, best.how));
     }
