@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use serde::Serialize;
-use sluice_model::speed::{Forecast, Measured, Outlook, Speed, forecast};
-use sluice_model::{Budget, Error, Model, Options, Report, Session};
+use sluice_model::speed::{Forecast, Measured, Outlook, Planned, Planner, Speed};
+use sluice_model::{Budget, Error, Model};
 
 use crate::io::{Failure, note, print, print_json};
 use crate::json::ledger;
@@ -20,10 +20,6 @@ const SHARES: [u64; 4] = [10, 25, 50, 75];
 
 /// A budget that all of any file fits into.
 const WHOLE: u64 = 1 << 50;
-
-/// What this process may have grown by with every plan it made: speeds are told for as much more than a budget, so that one that
-/// could just be kept still can.
-const GROWN: u64 = 2_000_000;
 
 #[derive(Serialize)]
 struct Document {
@@ -82,16 +78,12 @@ pub fn run(args: &args::Plan) -> Result<ExitCode, Failure> {
     let model = open::model(&args.model, &args.session)?;
     let context = open::context(&model, &args.session, 0, USUAL_CONTEXT, "nothing")?;
     let options = args.session.options(context);
-    let asked = open::session(&model, &options, false)?.report();
+    let mut planner = Planner::new(&model, &options)?;
+    let asked = planner.plan(options.budget)?;
+    asked.notes.iter().filter(|line| line.starts_with("note: ")).for_each(|line| note(line));
     let mut plan = Row::of(name(options.budget), &asked);
-    let (mut table, budgets) = table(&model, &options)?;
-    // After all that predicts memory: a trial takes some.
-    let budgets = std::iter::once(options.budget).chain(budgets);
-    let budgets = budgets.map(|budget| match budget {
-        Budget::Bytes(bytes) => Budget::Bytes(bytes.saturating_add(GROWN)),
-        other => other,
-    });
-    let forecast = forecast(&model, &options, &budgets.collect::<Vec<_>>())?;
+    let mut table = table(&model, &mut planner)?;
+    let forecast = planner.forecast()?;
     forecast.notes.iter().for_each(|line| note(&format!("note: {line}")));
     for (row, outlook) in std::iter::once(&mut plan).chain(&mut table).zip(&forecast.outlooks) {
         row.rate(outlook);
@@ -122,22 +114,19 @@ pub fn run(args: &args::Plan) -> Result<ExitCode, Failure> {
 
 /// The least, shares of the file, and all of it. Budgets that cannot be kept are left out: a file may be smaller than what a
 /// run takes beside it.
-fn table(model: &Model, options: &Options) -> Result<(Vec<Row>, Vec<Budget>), Error> {
+fn table(model: &Model, planner: &mut Planner<'_>) -> Result<Vec<Row>, Error> {
     let shares = SHARES.map(|share| (format!("{share}%"), Budget::Bytes(model.file_bytes() / 100 * share)));
     let rows = [("min".to_owned(), Budget::Min)].into_iter().chain(shares);
     let rows = rows.chain([("all".to_owned(), Budget::Bytes(WHOLE))]);
-    let (mut table, mut budgets) = (Vec::new(), Vec::new());
+    let mut table = Vec::new();
     for (name, budget) in rows {
-        match Session::open(model, &Options { budget, ..options.clone() }) {
-            Ok(session) => {
-                table.push(Row::of(name, &session.report()));
-                budgets.push(budget);
-            }
+        match planner.plan(budget) {
+            Ok(planned) => table.push(Row::of(name, &planned)),
             Err(Error::Budget(why)) => note(&format!("{name} is left out: {why}")),
             Err(error) => return Err(error),
         }
     }
-    Ok((table, budgets))
+    Ok(table)
 }
 
 fn name(budget: Budget) -> String {
@@ -182,17 +171,17 @@ fn heading(forecast: &Forecast) -> String {
 }
 
 impl Row {
-    fn of(budget: String, report: &Report) -> Self {
-        let weights = report.resident_bytes + report.streamed_bytes_per_pass;
+    fn of(budget: String, planned: &Planned) -> Self {
+        let weights = planned.resident_bytes + planned.streamed_bytes_per_pass;
         Self {
             budget,
             // Of all there is a ceiling only in name.
-            budget_bytes: report.budget.filter(|bytes| *bytes < WHOLE),
-            predicted_bytes: report.ledger.total(),
-            resident_bytes: report.resident_bytes,
-            resident_share: report.resident_bytes as f64 / weights.max(1) as f64,
-            streamed_bytes_per_pass: report.streamed_bytes_per_pass,
-            backend: report.backend.clone(),
+            budget_bytes: planned.budget.filter(|bytes| *bytes < WHOLE),
+            predicted_bytes: planned.ledger.total(),
+            resident_bytes: planned.resident_bytes,
+            resident_share: planned.resident_bytes as f64 / weights.max(1) as f64,
+            streamed_bytes_per_pass: planned.streamed_bytes_per_pass,
+            backend: planned.backend.to_owned(),
             warm: None,
             cold: None,
         }

@@ -124,10 +124,7 @@ fn a_plan_tells_speeds_at_every_budget() {
                     told += 1;
                 }
             }
-            // A budget that a run just fits is too little for a process that has grown by what it measures with.
-            let number = |key: &str| row[key].as_u64().unwrap_or(u64::MAX);
-            let tight = number("budget_bytes") < number("predicted_bytes").saturating_add(1_000_000);
-            assert!(told > 0 || tight, "{row}");
+            assert!(told > 0, "{row}");
         }
         let measured = &d["measured"];
         assert!(measured["took_s"].as_f64() > Some(0.0), "{d}");

@@ -53,6 +53,9 @@ pub struct Options {
     pub flight_room: Option<u64>,
     /// The caller keeps everything in memory anyway: then `auto` prefers to map, which copies nothing.
     pub all_resident: bool,
+    /// Chunks are to lie in memory of their own: then `auto` does not map, and where reads do not go round the page cache it
+    /// copies.
+    pub copied: bool,
     /// Bytes that the page cache may take beside the caller, container limits included; `None` when nobody knows. Files that
     /// do not fit are read round it, or, where that is impossible, dropped from it again; files that fit into this and into
     /// memory that nobody uses are read through it, so that every pass but the first finds them there.
@@ -140,6 +143,13 @@ fn choose(
         Choice::Mmap => Ok(Arc::new(Mapped::open(paths)?)),
         Choice::Pread => pread(),
         Choice::Uring => uring(paths, direct, options, drops),
+        Choice::Auto if options.copied && !direct => {
+            notes.push(
+                "backend pread: nothing has to be waited for, and the worker that copies a chunk has it in its cache"
+                    .to_owned(),
+            );
+            pread()
+        }
         Choice::Auto => {
             // Nothing has to be waited for: then the worker that needs a chunk gets it itself, the faster way.
             if let Some(cache) = cache.filter(|cache| !direct && cache.serves()) {

@@ -399,6 +399,11 @@ fn auto_says_what_it_chose() {
     assert!(!opened.backend.direct(), "a file just written is in the page cache");
     let all = Options { all_resident: true, ..Options::default() };
     assert_eq!(open(&files.paths, &all).unwrap().backend.name(), "mmap");
+    for direct in [Direct::Auto, Direct::Off] {
+        let copied = Options { copied: true, direct, ..Options::default() };
+        let opened = open(&files.paths, &copied).unwrap();
+        assert_eq!(opened.backend.name(), "pread", "no mapping, and nothing to wait for: {:?}", opened.notes);
+    }
     let named = Options { backend: Choice::Pread, direct: Direct::Off, ..Options::default() };
     let opened = open(&files.paths, &named).unwrap();
     assert_eq!((opened.backend.name(), opened.notes.len()), ("pread", 0));

@@ -149,8 +149,7 @@ impl Monitor {
         let levels = levels(root);
         let most = {
             let stream = stream.read().unwrap_or_else(PoisonError::into_inner);
-            let mapped = stream.backend().mapped_bytes(1, 1) > 0;
-            if mapped { 0 } else { stream.resident_bytes() }
+            if stream.backend().maps() { 0 } else { stream.resident_bytes() }
         };
         if most == 0 || levels.iter().all(|level| level.read().is_none()) {
             return None;

@@ -7,7 +7,7 @@ use sluice_kernels::{QuantRows, dequantise};
 use sluice_loader::{Backend, Stream};
 
 use crate::budget::Ledger;
-use crate::budget::settle::{Settled, settle};
+use crate::budget::settle::{Ground, Settled, settle};
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::kv::KvCache;
@@ -93,7 +93,7 @@ impl<'m> Session<'m> {
     /// When options contradict each other or the model, when the backend asked for is not to be had, when the budget cannot
     /// be kept, or when the model's files are no longer those whose headers were read.
     pub fn open(model: &'m Model, options: &Options) -> Result<Self> {
-        Self::start(model, options, settle(model, options, None)?)
+        Self::start(model, options, settle(model, options, &Ground::now(model, options)?, None)?)
     }
 
     /// As [`Session::open`], with weights from a backend of the caller's, which must hold the model's files in order.
@@ -102,7 +102,8 @@ impl<'m> Session<'m> {
     /// # Errors
     /// When options contradict each other or the model, or the budget cannot be kept.
     pub fn with_backend(model: &'m Model, options: &Options, backend: Arc<dyn Backend>) -> Result<Self> {
-        Self::start(model, options, settle(model, options, Some(backend))?)
+        let ground = Ground::now(model, options)?;
+        Self::start(model, options, settle(model, options, &ground, Some(backend))?)
     }
 
     fn start(model: &'m Model, options: &Options, settled: Settled) -> Result<Self> {
@@ -314,10 +315,10 @@ impl<'m> Session<'m> {
         let share = stream.kept_bytes() as f64 / stream.resident_bytes().max(1) as f64;
         let resident = (self.ledger.resident as f64 * share) as u64;
         let scores = self.team.workers() * scores_bytes(&self.model.llama.config, self.position);
-        let window = match stream.backend().mapped_bytes(1, 1) {
-            0 => stream.slot_bytes(),
+        let window = match stream.backend().maps() {
+            false => stream.slot_bytes(),
             // All files that are mapped beyond those of the program; what stays is counted above.
-            _ => self.memory.file.saturating_sub(self.file_before + resident),
+            true => self.memory.file.saturating_sub(self.file_before + resident),
         };
         vec![
             ("tokenizer", self.model.tokenizer.heap_bytes() as u64),

@@ -107,9 +107,15 @@ pub trait Backend: Send + Sync {
         1 << 20 // what suits a mapping; backends with memory of their own want less
     }
 
-    /// Bytes of the files that may be mapped while `workers` hold a chunk of `chunk_bytes` each; 0 for backends that read.
-    fn mapped_bytes(&self, chunk_bytes: usize, workers: usize) -> u64 {
-        let _ = (chunk_bytes, workers);
+    /// Whether chunks are pages of a mapping of the file, so that slots have no memory.
+    fn maps(&self) -> bool {
+        false
+    }
+
+    /// The most bytes of the files that are mapped at once while `workers` walk `pass` over and over, each holding one of its
+    /// ranges; 0 for backends that read.
+    fn mapped_bytes(&self, pass: &[ByteRange], workers: usize) -> u64 {
+        let _ = (pass, workers);
         0
     }
 

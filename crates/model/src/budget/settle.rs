@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use sluice_kernels::Format;
-use sluice_loader::{Backend, ErrorKind, Step};
+use sluice_loader::{Backend, Step};
 
 use super::{Ceiling, Form, Ledger, Needs, Order, Outline, Piece, mb, plan};
 use crate::available::{available, total_memory};
@@ -13,7 +13,7 @@ use crate::kv::KvCache;
 use crate::layers::attention::scores_bytes;
 use crate::memory::ProcessMemory;
 use crate::model::Model;
-use crate::options::{BackendChoice, Budget, Options, Placement};
+use crate::options::{Budget, Options, Placement};
 use crate::plan::{Chunk, Cut, Plan};
 use crate::state::State;
 use crate::team::Team;
@@ -24,8 +24,11 @@ use crate::weights::WeightId;
 const SMALLEST_CHUNK: u64 = 256 << 10;
 
 /// Code that a run brings in after this is planned, 384 to 448 KiB of it as measured (the kernel maps 64 KiB at a time), and
-/// 52 KiB more of the first thread's stack; 192 KiB are what lies idle between pieces of the heap, and what runs of one command differ by.
-const TO_COME: u64 = (448 + 56 + 192) << 10;
+/// 52 KiB more of the first thread's stack; 224 KiB are what lies idle between pieces of the heap, and what runs of one command
+/// differ by: how much of the program is there when this is planned changes by 180 KB from run to run (which 64 KiB are mapped
+/// around a page goes by where the program lies), and what a run ends with by as much, and not always together. With 192 a
+/// prompt of 512 tokens went over its least by 10 and 30 KB in 2 runs of 8.
+const TO_COME: u64 = (448 + 56 + 224) << 10;
 
 /// What each further thread touches: 92 KiB of stack, in the products of a batch, and 24 to 50 of the C library's heap for it.
 const PER_THREAD: u64 = 144 << 10;
@@ -77,24 +80,59 @@ pub struct Settled {
     pub notes: Vec<String>,
 }
 
-/// Settles everything for a session on `model`; with `own` a backend of the caller's is used whatever the options say.
+/// What is the same for every way of running a model: what the process and the machine had when planning began, and the order
+/// of the pass. Plans made from one ground do not count each other, however much the process has grown meanwhile.
+pub struct Ground {
+    workers: usize,
+    /// What each kind of pass asks for.
+    groups: [Vec<Vec<WeightId>>; 2],
+    /// Memory that was left on the machine, as far as it says.
+    left: Option<u64>,
+    /// Memory that this process had.
+    taken: u64,
+    /// The most that it ever had.
+    peak: u64,
+}
+
+impl Ground {
+    /// As things are now.
+    ///
+    /// # Errors
+    /// For options that contradict each other.
+    pub fn now(model: &Model, options: &Options) -> Result<Self> {
+        check_options(model, options)?;
+        let workers = options.threads.unwrap_or_else(Team::default_workers);
+        let left = available(workers);
+        let groups = model.llama.record(model.isa)?;
+        Ok(Self { workers, groups, left, taken: taken(), peak: ProcessMemory::now().peak })
+    }
+
+    /// The most that the process would have had by now, had it begun from here: `had` bytes and a peak of `peak` were its own
+    /// before something was done that may have raised the peak.
+    fn peak_since(&self, had: u64, peak: u64) -> u64 {
+        let now = ProcessMemory::now().peak;
+        if now > peak { self.peak.max(now.saturating_sub(had.saturating_sub(self.taken))) } else { self.peak }
+    }
+}
+
+/// Settles everything for a session on `model` from `ground`, which was found with the same options but for the budget and how
+/// files are read; with `own` a backend of the caller's is used whatever the options say.
 ///
 /// # Errors
-/// For options that contradict each other, backends that are not to be had, and budgets that cannot be kept.
-pub fn settle(model: &Model, options: &Options, own: Option<Arc<dyn Backend>>) -> Result<Settled> {
-    check_options(model, options)?;
-    let workers = options.threads.unwrap_or_else(Team::default_workers);
-    let left = available(workers);
+/// For backends that are not to be had, and budgets that cannot be kept.
+pub fn settle(
+    model: &Model,
+    options: &Options,
+    ground: &Ground,
+    own: Option<Arc<dyn Backend>>,
+) -> Result<Settled> {
     let kv = KvCache::new(&model.llama.config, options.kv)?;
-    let groups = model.llama.record(model.isa)?;
     let mut settling = Settling {
         model,
         options,
-        workers,
+        ground,
         kv: &kv,
-        left,
-        needs: needs(model, options, &kv, workers, &groups),
-        groups,
+        needs: needs(model, options, &kv, ground),
         notes: Vec::new(),
     };
     let ceiling = settling.ceiling();
@@ -114,25 +152,21 @@ pub fn settle(model: &Model, options: &Options, own: Option<Arc<dyn Backend>>) -
     let Settling { notes, needs, .. } = settling;
     let per_token = needs.per_token as usize;
     let (ledger, batch) = (planned.ledger, planned.batch);
-    Ok(Settled { backend, kv, batch, per_token, workers, plan, ledger, budget, notes })
+    Ok(Settled { backend, kv, batch, per_token, workers: ground.workers, plan, ledger, budget, notes })
 }
 
 struct Settling<'a> {
     model: &'a Model,
     options: &'a Options,
-    workers: usize,
+    ground: &'a Ground,
     kv: &'a KvCache,
-    /// Memory that is left on this machine, as far as it says.
-    left: Option<u64>,
     needs: Needs,
-    /// What each kind of pass asks for.
-    groups: [Vec<Vec<WeightId>>; 2],
     notes: Vec<String>,
 }
 
 impl Settling<'_> {
     fn ceiling(&mut self) -> Ceiling {
-        match (self.options.budget, self.left) {
+        match (self.options.budget, self.ground.left) {
             (Budget::Min, _) => Ceiling::Least,
             (Budget::Bytes(bytes), _) => {
                 if let Some(all) = total_memory().filter(|all| bytes > *all) {
@@ -146,7 +180,7 @@ impl Settling<'_> {
             }
             (Budget::Auto, Some(left)) => {
                 // What this process has already is not in what is left.
-                Ceiling::Bytes((left - (left / 5).min(ASIDE)).saturating_add(taken()))
+                Ceiling::Bytes((left - (left / 5).min(ASIDE)).saturating_add(self.ground.taken))
             }
             (Budget::Auto, None) => Ceiling::Unknown,
         }
@@ -155,7 +189,8 @@ impl Settling<'_> {
     /// Opens files as suits what stays, and plans.
     fn open(&mut self, ceiling: Ceiling) -> Result<(Arc<dyn Backend>, Outline, Plan)> {
         let Options { backend: choice, direct, .. } = *self.options;
-        let left = self.left;
+        let left = self.ground.left;
+        let (had, peak) = (taken(), ProcessMemory::now().peak);
         // Whether all can stay decides how files are opened, before it is known how much of a window they want.
         let mapped = Form::Mapped { window: 0 };
         let whole = self.outline(mapped, &self.cut(1 << 20, true), ceiling).is_ok_and(|(o, _)| o.keeps_all());
@@ -175,39 +210,21 @@ impl Settling<'_> {
             Ceiling::Bytes(bytes) if self.undecided() => Some(bytes / FLIGHT_SHARE),
             _ => None,
         };
-        let mut open = sluice_loader::Options {
+        let open = sluice_loader::Options {
             backend: choice,
             direct,
             depth: None,
             flight_room,
             all_resident: whole,
-            workers: self.workers,
+            copied: !whole && self.copies(ceiling),
+            workers: self.ground.workers,
             page_cache_room: left.map(|left| left.saturating_sub(beside)),
         };
-        let copies = choice == BackendChoice::Auto && !whole && self.copies(ceiling);
-        if copies {
-            // Whether a race would be won by a mapping does not matter, and running it would map a part of the file.
-            open.backend = BackendChoice::Uring;
-        }
-        let mut opened = sluice_loader::open(&self.model.paths, &open);
-        let fallback = match &opened {
-            _ if !copies => None,
-            Err(error) if error.kind() == ErrorKind::Unavailable => Some(format!("backend pread: {error}")),
-            Ok(opened) if !opened.backend.direct() => {
-                Some("backend pread: nothing has to be waited for, and the worker that copies a chunk has it in its cache".into())
-            }
-            _ => None,
-        };
-        if let Some(why) = fallback {
-            open.backend = BackendChoice::Pread;
-            opened = sluice_loader::open(&self.model.paths, &open);
-            self.notes.push(why);
-        }
-        let sluice_loader::Opened { backend, notes, .. } = opened?;
+        let sluice_loader::Opened { backend, notes, .. } = sluice_loader::open(&self.model.paths, &open)?;
         self.model.check_files()?;
         self.notes.extend(notes);
         // Trying backends out may have mapped more for a moment than all this will take.
-        self.needs.before = ProcessMemory::now().peak;
+        self.needs.before = self.ground.peak_since(had, peak);
         if backend.name() == "pread" {
             self.needs.threads += backend.depth() as u64 * PER_READER;
         }
@@ -236,7 +253,7 @@ impl Settling<'_> {
         Cut {
             chunk_bytes: self.options.chunk_bytes.unwrap_or(chunk_bytes),
             head_rows: self.options.head_rows,
-            workers: self.workers,
+            workers: self.ground.workers,
             chunk_is_band: lazy,
         }
     }
@@ -247,9 +264,9 @@ impl Settling<'_> {
         let usual = backend.chunk_bytes();
         // A slot for a single byte is as long as reads are aligned; a backend that maps has none.
         let align = backend.slot(1)?.capacity() as u64;
-        let slots = (self.workers + backend.depth()) as u64;
+        let slots = (self.ground.workers + backend.depth()) as u64;
         let form = match align {
-            0 => Form::Mapped { window: backend.mapped_bytes(usual, self.workers) },
+            0 => Form::Mapped { window: self.mapped(backend, &self.cut(usual, lazy)) },
             align => Form::Copied { slots, align },
         };
         let free = self.options.chunk_bytes.is_none() && align > 0;
@@ -271,7 +288,7 @@ impl Settling<'_> {
         match planned {
             // What `auto` finds is an estimate, and what must be is tried; but not what a smaller context would cure.
             Err(least) if self.options.budget == Budget::Auto => {
-                let all = self.left.map_or(u64::MAX, |left| left.saturating_add(taken()));
+                let all = self.ground.left.map_or(u64::MAX, |left| left.saturating_add(self.ground.taken));
                 if least.total() > all && self.longest_context(&least, all).is_some() {
                     return Err(self.refusal(&least, all));
                 }
@@ -279,6 +296,15 @@ impl Settling<'_> {
             }
             planned => self.within(planned, ceiling),
         }
+    }
+
+    /// The most of the files that is mapped at once when all is streamed.
+    fn mapped(&self, backend: &dyn Backend, cut: &Cut) -> u64 {
+        let Model { table, llama, .. } = self.model;
+        let plan = Plan::new(&self.ground.groups, table, llama.output.head.weight, cut);
+        let chunks = plan.passes[0].steps.iter().map(|chunk| &plan.chunks[*chunk as usize]);
+        let ranges = chunks.map(|chunk| table.get(chunk.weight).bytes_of(chunk.rows.clone()));
+        backend.mapped_bytes(&ranges.collect::<Vec<_>>(), self.ground.workers)
     }
 
     fn within<T>(&self, planned: Result<T, Box<Ledger>>, ceiling: Ceiling) -> Result<T> {
@@ -299,7 +325,7 @@ impl Settling<'_> {
             }
         }
         lower.push("--prompt-batch 1".into());
-        if self.workers > 1 {
+        if self.ground.workers > 1 {
             lower.push("--threads 1".into());
         }
         if self.options.layers == Placement::Resident || self.options.head == Placement::Resident {
@@ -324,7 +350,7 @@ impl Settling<'_> {
     /// one position fits.
     fn longest_context(&self, least: &Ledger, ceiling: u64) -> Option<usize> {
         let fits = |context| {
-            let needs = self.needs.with_context(self.model, self.kv, self.workers, context);
+            let needs = self.needs.with_context(self.model, self.kv, self.ground.workers, context);
             least.with_context(&needs).total() <= ceiling
         };
         // Every position takes memory, so that halving finds it: `longest` fits or is none, `beyond` does not.
@@ -348,7 +374,7 @@ impl Settling<'_> {
         let model = self.model;
         let lazy = cut.chunk_is_band;
         let head = model.llama.output.head.weight;
-        let mut cut = Plan::new(&self.groups, &model.table, head, cut);
+        let mut cut = Plan::new(&self.ground.groups, &model.table, head, cut);
         let pieces: Vec<Piece> = cut
             .chunks
             .iter()
@@ -372,8 +398,10 @@ impl Settling<'_> {
     fn tell(&mut self, planned: &Outline) {
         let all = planned.stays.len();
         let stay = planned.stays.iter().filter(|stays| **stays).count();
-        let available =
-            self.left.map_or("the system does not say how much is".into(), |b| format!("{} MB are", mb(b)));
+        let available = self
+            .ground
+            .left
+            .map_or("the system does not say how much is".into(), |b| format!("{} MB are", mb(b)));
         self.notes.push(format!(
             "{stay} of {all} chunks stay in memory; {} MB of memory are predicted ({}), {available} available",
             mb(planned.ledger.total()),
@@ -396,13 +424,8 @@ fn taken() -> u64 {
 }
 
 /// What the session takes whatever stays. Part of it is asked of the kernel: what the process has already.
-fn needs(
-    model: &Model,
-    options: &Options,
-    kv: &KvCache,
-    workers: usize,
-    groups: &[Vec<Vec<WeightId>>],
-) -> Needs {
+fn needs(model: &Model, options: &Options, kv: &KvCache, ground: &Ground) -> Needs {
+    let Ground { workers, ref groups, taken, peak, .. } = *ground;
     let inputs = groups.iter().flatten().flatten().map(|id| {
         let matrix = model.table.get(*id);
         (matrix.format, matrix.cols)
@@ -413,13 +436,13 @@ fn needs(
     let tokenizer = model.tokenizer.heap_bytes() as u64;
     let header = model.llama.heap_bytes() as u64;
     let fixed = Needs {
-        program: taken().saturating_sub(tokenizer + header) + TO_COME,
+        program: taken.saturating_sub(tokenizer + header) + TO_COME,
         tokenizer,
         header,
         threads: workers.saturating_sub(1) as u64 * PER_THREAD,
         logits: (model.llama.output.rows * size_of::<f32>()) as u64,
         per_token: per_token as u64,
-        before: ProcessMemory::now().peak,
+        before: peak,
         batch: options.prompt_batch,
         modest: options.budget == Budget::Auto,
         ..Needs::default()

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use sluice_loader::{Schedule, Step, Stream};
 
 use super::sample::{Part, Sample, Size, size, walk};
-use super::ways::{Run, Way, Ways};
+use super::ways::{Run, Runs, Way, Ways};
 use super::{Compute, Speed, Streaming, speed};
 use crate::available::available;
+use crate::budget::Ledger;
 use crate::error::Result;
 use crate::model::Model;
 use crate::options::{Budget, Options};
@@ -45,6 +46,10 @@ const FEWEST: usize = 3;
 /// Numbers of tokens that products are timed with: one, the fewest that a prompt's batch has, a whole tile of the kernels', and
 /// the longest batch that is chosen where all stays. Longer ones take as much more as they are longer.
 const BATCHES: [usize; 3] = [8, 64, crate::budget::MOST_RESIDENT];
+
+/// From this many tokens on a pass is timed once, and only with weights that stay: it takes long, and what it costs to get
+/// weights differs no further.
+const LONG: usize = 100;
 
 /// A number of tokens is not tried when it would take this long, as it does on a slow machine.
 const TOO_LONG: f64 = 1.0;
@@ -90,61 +95,112 @@ pub struct Forecast {
     pub position: usize,
     /// What it is reckoned from.
     pub measured: Measured,
-    /// By budget, in the order given.
+    /// By budget, in the order they were planned.
     pub outlooks: Vec<Outlook>,
     /// Why something is not told, a line each.
     pub notes: Vec<String>,
 }
 
-/// Predicts the speed of sessions on `model` with `options` at each of `budgets`. One that cannot be kept has no outlook.
+/// What a run at one budget would take.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// What memory is for; its total is what the run reports as predicted.
+    pub ledger: Ledger,
+    /// Ceiling that the plan keeps to; None when nobody set one and the system does not say what there is.
+    pub budget: Option<u64>,
+    /// Bytes of weights that stay.
+    pub resident_bytes: u64,
+    /// Bytes that a pass with head streams.
+    pub streamed_bytes_per_pass: u64,
+    /// Backend in force.
+    pub backend: &'static str,
+    /// What was decided on the caller's behalf, a line each.
+    pub notes: Vec<String>,
+}
+
+/// Plans runs of one model at several budgets, and then measures how fast they would be.
 ///
-/// # Errors
-/// As [`crate::Session::open`], but for budgets; and all that reading can meet.
-pub fn forecast(model: &Model, options: &Options, budgets: &[Budget]) -> Result<Forecast> {
-    let prompt = PROMPT.min(options.context).max(1);
-    let mut notes = Vec::new();
-    // All plans first: what measuring takes would be counted as the program's own.
-    let mut ways = Ways::default();
-    let mut runs = Vec::with_capacity(budgets.len());
-    for &budget in budgets {
-        let options = Options { budget, ..options.clone() };
-        runs.push((ways.warm(model, &options)?, ways.cold(model, &options, &mut notes)?));
+/// All of them are planned as if each were the first thing this process does, so that memory is what a run by itself reports.
+pub struct Planner<'m> {
+    model: &'m Model,
+    options: &'m Options,
+    ways: Ways<'m>,
+    runs: Vec<Runs>,
+}
+
+impl<'m> Planner<'m> {
+    /// A planner of sessions on `model` with `options`, whose budget is not looked at. Memory is counted from now on.
+    ///
+    /// # Errors
+    /// When options contradict each other or the model.
+    pub fn new(model: &'m Model, options: &'m Options) -> Result<Self> {
+        Ok(Self { model, options, ways: Ways::new(model, options)?, runs: Vec::new() })
     }
-    let began = Instant::now();
-    let workers = options.threads.unwrap_or_else(Team::default_workers);
-    let longest = runs.iter().flat_map(|(warm, cold)| [warm, cold]).flatten().map(|run| run.work.batch).max();
-    let mut probe = Probe {
-        model,
-        options,
-        team: Arc::new(Team::new(workers)?),
-        prompt,
-        position: options.context / 2,
-        longest: longest.unwrap_or(1).min(prompt),
-        measured: Measured::default(),
-    };
-    let rates = probe.all(&ways)?;
-    let disk = rates.iter().find(|rate| matches!(rate.streaming, Streaming::Ahead { .. }));
-    let of = |run: &Option<Run>, cold: bool| -> Option<Speed> {
-        let run = run.as_ref()?;
-        let rate = &rates[run.way];
-        let mut speed = speed(&run.work, &rate.compute, rate.streaming, prompt);
-        if cold && matches!(rate.streaming, Streaming::InTurn { .. }) {
-            // Mapped for good: read once, from the disk.
-            speed.start_s = disk.map_or(speed.start_s, |disk| disk.streaming.fill_s(run.work.resident));
-        }
-        Some(speed)
-    };
-    let outlooks =
-        runs.iter().map(|(warm, cold)| Outlook { warm: of(warm, false), cold: of(cold, true) }).collect();
-    probe.measured.took_s = began.elapsed().as_secs_f64();
-    let Probe { position, measured, .. } = probe;
-    Ok(Forecast { prompt, position, measured, outlooks, notes })
+
+    /// Plans a run at `budget`, as [`crate::Session::open`] does: nothing of the weights is read.
+    ///
+    /// # Errors
+    /// As [`crate::Session::open`]. A budget that cannot be kept gets no outlook.
+    pub fn plan(&mut self, budget: Budget) -> Result<Planned> {
+        let (planned, runs) = self.ways.plan(&Options { budget, ..self.options.clone() })?;
+        self.runs.push(runs);
+        Ok(planned)
+    }
+
+    /// Measures, and tells the speed of every run that was planned.
+    ///
+    /// # Errors
+    /// All that reading can meet.
+    pub fn forecast(self) -> Result<Forecast> {
+        let Self { model, options, ways, runs } = self;
+        let prompt = PROMPT.min(options.context).max(1);
+        let began = Instant::now();
+        let workers = options.threads.unwrap_or_else(Team::default_workers);
+        let all = runs.iter().flat_map(|runs| [runs.warm, runs.cold]).flatten();
+        let longest = all.map(|run| run.work.batch).max();
+        let mut probe = Probe {
+            model,
+            options,
+            team: Arc::new(Team::new(workers)?),
+            prompt,
+            position: options.context / 2,
+            longest: longest.unwrap_or(1).min(prompt),
+            measured: Measured::default(),
+        };
+        let rates = probe.all(&ways)?;
+        let disk = rates.iter().find(|rate| matches!(rate.streaming, Streaming::Ahead { .. }));
+        let of = |run: Option<Run>, cold: bool| -> Option<Speed> {
+            let run = run?;
+            let rate = &rates[run.way];
+            let mut speed = speed(&run.work, &rate.compute, &rate.streaming, prompt);
+            if cold && matches!(rate.streaming, Streaming::InTurn { .. }) {
+                // Mapped for good: read once, from the disk.
+                speed.start_s = disk.map_or(speed.start_s, |disk| disk.streaming.fill_s(run.work.resident));
+            }
+            Some(speed)
+        };
+        let outlooks = runs.iter().map(|r| Outlook { warm: of(r.warm, false), cold: of(r.cold, true) });
+        let outlooks = outlooks.collect();
+        probe.measured.took_s = began.elapsed().as_secs_f64();
+        let Probe { position, measured, .. } = probe;
+        Ok(Forecast { prompt, position, measured, outlooks, notes: ways.notes })
+    }
 }
 
 /// What was measured of a way.
 struct Rate {
     streaming: Streaming,
     compute: Compute,
+}
+
+/// Seconds that passes of the whole model take when all is streamed.
+struct Streamed {
+    /// Of one token, with head.
+    pass_s: f64,
+    /// Of several, by their number, without.
+    several: Vec<(usize, f64)>,
+    /// What products alone took, shared among workers, for where there is no memory to keep a sample.
+    products: Compute,
 }
 
 struct Probe<'m> {
@@ -160,7 +216,7 @@ struct Probe<'m> {
 
 impl<'m> Probe<'m> {
     /// The rates of all ways, in their order.
-    fn all(&mut self, ways: &Ways) -> Result<Vec<Rate>> {
+    fn all(&mut self, ways: &Ways<'_>) -> Result<Vec<Rate>> {
         let mut part = Part::of(self.model, SAMPLE);
         let fits = |part: &Part, plan: &Plan| -> Result<bool> {
             let bytes = part.bytes(plan, self.model)?;
@@ -187,11 +243,12 @@ impl<'m> Probe<'m> {
             let whole = size(&way.plan, &self.model.table, self.model.llama.output.head.weight);
             let lazy = way.backend.depth() == 0;
             // The first to come brings the sample into the page cache.
-            let streamed = if lazy || !keeps { Some(self.streamed(&part, way, &whole)?) } else { None };
+            let streamed =
+                if lazy || !keeps { Some(self.streamed(&part, way, &whole, keeps)?) } else { None };
             let (compute, fill_s_per_byte) = match (&computed[kind], &streamed) {
                 (Some(known), _) => known.clone(),
                 // Nothing can be kept here, so nothing needs to be got first.
-                (None, Some((_, products))) if !keeps => (products.clone(), 0.0),
+                (None, Some(streamed)) if !keeps => (streamed.products.clone(), 0.0),
                 _ => {
                     let other = computed[1 - kind].as_ref().map(|(compute, _)| compute);
                     self.resident(&part, way, &whole, other)?
@@ -199,12 +256,16 @@ impl<'m> Probe<'m> {
             };
             computed[kind] = Some((compute.clone(), fill_s_per_byte));
             let streaming = match &streamed {
-                Some((pass_s, _)) if lazy => {
+                Some(streamed) if lazy => {
                     let bytes = whole.layer_bytes + whole.head_bytes;
                     let resident = compute.layers(1) + compute.head;
-                    self.measured.cached_bytes_s.get_or_insert(bytes / pass_s);
-                    // Neither the bytes nor their order make a pass faster, whatever the measurements say.
-                    let s_per_byte = (pass_s - resident).max(0.0) / bytes;
+                    self.measured.cached_bytes_s.get_or_insert(bytes / streamed.pass_s);
+                    // A single token's bytes and their order do not make its pass faster, whatever the measurements say.
+                    let mut s_per_byte = vec![(1, (streamed.pass_s - resident).max(0.0) / bytes)];
+                    let several = streamed.several.iter();
+                    s_per_byte.extend(several.map(|&(tokens, seconds)| {
+                        (tokens, (seconds - compute.layers(tokens)) / whole.layer_bytes)
+                    }));
                     Streaming::InTurn { s_per_byte, fill_s_per_byte }
                 }
                 _ => {
@@ -225,9 +286,9 @@ impl<'m> Probe<'m> {
         Ok(sample)
     }
 
-    /// Seconds that a pass of the whole model takes with one token when all is streamed; and what products alone took, shared
-    /// among workers, for where there is no memory to keep a sample.
-    fn streamed(&self, part: &Part, way: &Way, whole: &Size) -> Result<(f64, Compute)> {
+    /// Times passes of the sample when all of it is streamed; those of several tokens only where there is something to compare
+    /// them with, because a sample can be kept too.
+    fn streamed(&self, part: &Part, way: &Way, whole: &Size, keeps: bool) -> Result<Streamed> {
         let mut sample = self.sample(part, way, false)?;
         let at = self.position.min(FAR);
         // Twice for the page cache: the second finds it filled.
@@ -239,10 +300,20 @@ impl<'m> Probe<'m> {
             passes += 1.0;
             sample.pass_s(1, at, PassKind::WithHead)
         })?;
-        let bytes = sample.size.layer_bytes + sample.size.head_bytes;
-        let scale = (whole.layer_bytes + whole.head_bytes) / bytes;
-        let products = (sample.compute_s() - before) / passes / self.team.workers() as f64;
-        Ok((with * scale, Compute { layers: vec![(1, products * scale)], head: 0.0 }))
+        let Size { layer_bytes, layer_weights, head_bytes } = sample.size;
+        let scale = (whole.layer_bytes + whole.head_bytes) / (layer_bytes + head_bytes);
+        let products = (sample.compute_s() - before) / passes / self.team.workers() as f64 * scale;
+        let mut several = Vec::new();
+        let batches = if keeps { self.batches() } else { BTreeSet::new() };
+        for tokens in batches.into_iter().filter(|tokens| *tokens < LONG) {
+            if with * tokens as f64 > TOO_LONG {
+                break;
+            }
+            let took = shorter(|| sample.pass_s(tokens, (self.prompt - tokens) / 2, PassKind::WithoutHead))?;
+            several.push((tokens, took * whole.layer_weights / layer_weights));
+        }
+        let products = Compute { layers: vec![(1, products)], head: 0.0 };
+        Ok(Streamed { pass_s: with * scale, several, products })
     }
 
     /// Times passes of the sample with all of it in memory, and how long a byte takes to get there. Of `known`, measured
@@ -279,9 +350,8 @@ impl<'m> Probe<'m> {
                 }
                 // In the middle of the prompt, so that attention sees as much as it does on average.
                 let first = (self.prompt - tokens) / 2;
-                // The first of each number makes room for its activations.
                 let mut once = || sample.pass_s(tokens, first, PassKind::WithoutHead);
-                let took = if tokens < 100 { once()?.min(once()?) } else { once()? };
+                let took = if tokens < LONG { shorter(once)? } else { once()? };
                 layers.push((tokens, took * whole.layer_weights / layer_weights));
                 self.measured.prefill_products_s = Some(tokens as f64 * layer_weights / took);
             }
@@ -320,6 +390,11 @@ fn places(pass: &[u32], wanted: u64, bytes: u64) -> Vec<u32> {
     pass.chunks(run).flat_map(|run| &run[..count.min(run.len())]).copied().collect()
 }
 
+/// The shorter of two measurements: the first of a number of tokens makes room for its activations.
+fn shorter(mut measure: impl FnMut() -> Result<f64>) -> Result<f64> {
+    Ok(measure()?.min(measure()?))
+}
+
 /// The mean of at least [`FEWEST`] measurements, for as long as [`REPEAT`].
 fn typical(mut measure: impl FnMut() -> Result<f64>) -> Result<f64> {
     let began = Instant::now();
@@ -334,6 +409,7 @@ fn typical(mut measure: impl FnMut() -> Result<f64>) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
     use crate::kv::KvFormat;
     use crate::options::{BackendChoice, Direct, Placement};
 
@@ -367,11 +443,16 @@ mod tests {
                     threads: Some(2),
                     ..Options::new(context)
                 };
-                let budgets = [Budget::Auto, Budget::Min, Budget::Bytes(1), Budget::Bytes(1 << 40)];
-                let forecast = forecast(&model, &options, &budgets).expect("speeds");
+                let mut planner = Planner::new(&model, &options).expect("sound options");
+                for budget in [Budget::Auto, Budget::Min, Budget::Bytes(1 << 40)] {
+                    planner.plan(budget).expect("a budget that can be kept");
+                }
+                let refused = planner.plan(Budget::Bytes(1));
+                assert!(matches!(refused, Err(Error::Budget(_))), "{refused:?}");
+                let forecast = planner.forecast().expect("speeds");
                 assert_eq!((forecast.prompt, forecast.position), (context, context / 2));
-                assert_eq!(forecast.outlooks[2], Outlook::default(), "a budget that cannot be kept");
-                for outlook in [0, 1, 3].map(|i| forecast.outlooks[i]) {
+                assert_eq!(forecast.outlooks.len(), 3, "none for a budget that cannot be kept");
+                for outlook in &forecast.outlooks {
                     assert!(outlook.warm.is_some(), "{forecast:?}");
                     for speed in [outlook.warm, outlook.cold].into_iter().flatten() {
                         let Speed { decode_tok_s, prefill_tok_s, start_s } = speed;
@@ -382,6 +463,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn plans_do_not_count_what_the_process_has_grown_by_meanwhile() {
+        use sluice_fixtures::{Spec, TensorType};
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        let spec = Spec { vocab: 50_000, ..Spec::tiny(TensorType::Q8_0) };
+        spec.write_to(&file).expect("room for a small model");
+        let model = Model::open(file.path()).expect("a whole model");
+        let options = Options { direct: Direct::Off, threads: Some(2), ..Options::new(64) };
+        let mut planner = Planner::new(&model, &options).expect("sound options");
+        let least = planner.plan(Budget::Min).expect("the least always works").ledger;
+        // Watching memory is priced where something may stay: 28 KiB.
+        let tight = Budget::Bytes(least.total() + 100_000);
+        let first = planner.plan(tight).expect("more than the least");
+        std::hint::black_box(vec![1u8; 8 << 20]);
+        let grown = std::hint::black_box(vec![1u8; 8 << 20]);
+        assert_eq!(planner.plan(Budget::Min).expect("the least always works").ledger, least);
+        assert_eq!(planner.plan(tight).expect("what could be kept still can"), first);
+        drop(grown);
+        let forecast = planner.forecast().expect("speeds");
+        assert!(forecast.outlooks.iter().all(|outlook| outlook.warm.is_some()), "{forecast:?}");
     }
 
     #[test]

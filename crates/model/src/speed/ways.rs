@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use sluice_loader::Backend;
 
-use super::Work;
-use crate::budget::settle::{Settled, settle};
+use super::{Planned, Work};
+use crate::budget::settle::{Ground, Settled, settle};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::options::{BackendChoice, Direct, Options};
@@ -16,10 +16,19 @@ use crate::plan::Plan;
 const SHORT_CHUNK: usize = 384 << 10;
 
 /// How a run reads, and what.
+#[derive(Clone, Copy)]
 pub struct Run {
     /// Index into [`Ways`].
     pub way: usize,
     pub work: Work,
+}
+
+/// The runs at one budget; None where there is none.
+pub struct Runs {
+    /// The page cache holds what is streamed.
+    pub warm: Option<Run>,
+    /// Every streamed byte comes from the disk.
+    pub cold: Option<Run>,
 }
 
 /// A way of reading, with one of the plans that use it.
@@ -29,62 +38,76 @@ pub struct Way {
     pub short: bool,
 }
 
-#[derive(Default)]
-pub struct Ways {
+/// The ways of all runs so far, and what the plans begin from.
+pub struct Ways<'m> {
     pub all: Vec<Way>,
+    model: &'m Model,
+    ground: Ground,
+    /// Why something is not told, a line each.
+    pub notes: Vec<String>,
 }
 
-impl Ways {
-    /// The run when the page cache holds what is streamed.
-    pub fn warm(&mut self, model: &Model, options: &Options) -> Result<Option<Run>> {
-        if options.direct == Direct::On {
-            return Ok(None);
-        }
-        self.run(model, &Options { direct: Direct::Off, ..options.clone() })
+impl<'m> Ways<'m> {
+    pub fn new(model: &'m Model, options: &Options) -> Result<Self> {
+        Ok(Self { all: Vec::new(), model, ground: Ground::now(model, options)?, notes: Vec::new() })
     }
 
-    /// The run when every streamed byte comes from the disk.
-    pub fn cold(&mut self, model: &Model, options: &Options, notes: &mut Vec<String>) -> Result<Option<Run>> {
-        // Where all stays, opening by itself is what a run does, and it maps.
-        if options.direct == Direct::Auto {
-            let settled = match settle(model, options, None) {
-                Err(Error::Budget(_)) => return Ok(None),
-                settled => settled?,
-            };
-            if settled.plan.schedule(&model.table)?.streamed_bytes(0) == 0 {
-                return self.enter(model, settled).map(Some);
-            }
-        }
-        if options.direct == Direct::Off || options.backend == BackendChoice::Mmap {
-            return Ok(None);
-        }
-        match self.run(model, &Options { direct: Direct::On, ..options.clone() }) {
-            Err(Error::Stream(error)) if options.direct == Direct::Auto => {
-                let line = format!("no speed from the disk is told: {error}");
-                if !notes.contains(&line) {
-                    notes.push(line);
+    /// Plans a run with `options`. It is the one from the page cache or the one from the disk, or where nothing is streamed
+    /// both; the other is planned beside it, if there is one.
+    pub fn plan(&mut self, options: &Options) -> Result<(Planned, Runs)> {
+        let asked = settle(self.model, options, &self.ground, None)?;
+        let round_cache = asked.backend.direct();
+        let (planned, run) = self.enter(asked)?;
+        let stays = planned.streamed_bytes_per_pass == 0;
+        let warm = match options.direct {
+            Direct::On => None,
+            _ if round_cache => self.run(options, Direct::Off)?,
+            _ => Some(run),
+        };
+        let cold = match options.direct {
+            Direct::On => Some(run),
+            Direct::Off => None,
+            // Where all stays, opening by itself is what a run does, and it maps.
+            Direct::Auto if round_cache || stays => Some(run),
+            Direct::Auto if options.backend == BackendChoice::Mmap => None,
+            Direct::Auto => match self.run(options, Direct::On) {
+                Err(Error::Stream(error)) => {
+                    let line = format!("no speed from the disk is told: {error}");
+                    if !self.notes.contains(&line) {
+                        self.notes.push(line);
+                    }
+                    None
                 }
-                Ok(None)
-            }
-            run => run,
-        }
+                run => run?,
+            },
+        };
+        Ok((planned, Runs { warm, cold }))
     }
 
-    fn run(&mut self, model: &Model, options: &Options) -> Result<Option<Run>> {
-        match settle(model, options, None) {
+    /// The run that reads otherwise than was asked; None when that would not keep to the budget.
+    fn run(&mut self, options: &Options, direct: Direct) -> Result<Option<Run>> {
+        match settle(self.model, &Options { direct, ..options.clone() }, &self.ground, None) {
             Err(Error::Budget(_)) => Ok(None),
-            settled => self.enter(model, settled?).map(Some),
+            settled => Ok(Some(self.enter(settled?)?.1)),
         }
     }
 
-    fn enter(&mut self, model: &Model, settled: Settled) -> Result<Run> {
-        let Settled { backend, plan, batch, .. } = settled;
-        let schedule = plan.schedule(&model.table)?;
+    fn enter(&mut self, settled: Settled) -> Result<(Planned, Run)> {
+        let Settled { backend, plan, batch, ledger, budget, notes, .. } = settled;
+        let schedule = plan.schedule(&self.model.table)?;
         let work = Work {
             streamed: schedule.streamed_bytes(0),
             streamed_without_head: schedule.streamed_bytes(1),
             resident: schedule.resident_bytes(),
             batch: batch.max(1),
+        };
+        let planned = Planned {
+            ledger,
+            budget,
+            resident_bytes: work.resident,
+            streamed_bytes_per_pass: work.streamed,
+            backend: backend.name(),
+            notes,
         };
         let longest = schedule.steps().iter().map(|step| step.range.len).max().unwrap_or(0);
         let short = longest < SHORT_CHUNK && backend.depth() == 0;
@@ -95,6 +118,6 @@ impl Ways {
             self.all.push(Way { backend, plan, short });
             self.all.len() - 1
         });
-        Ok(Run { way, work })
+        Ok((planned, Run { way, work }))
     }
 }
