@@ -10,7 +10,7 @@
 //!                                                  what it saves that a copy lies in the core's cache
 //! decode          tok/s = 1 / pass(1 token, with head)
 //! prefill         tok/s = P / Σ pass(batch)        over the batches of a prompt of P tokens; the last one with head
-//! start           s     = reading what stays, once: its bytes / D, or · f seconds a byte to copy or map it from the cache
+//! start           s     = reading what stays, once: its bytes / D', or · f seconds a byte to copy or map it from the cache
 //! ```
 //!
 //! `layers(n)` and `head` come from running the forward pass itself over some of the model's layers and some rows of its
@@ -71,6 +71,8 @@ pub enum Streaming {
     Ahead {
         /// Bytes per second that arrive when nobody multiplies.
         bytes_s: f64,
+        /// The same of what stays: into memory that is new, and in small pages.
+        fill_bytes_s: f64,
     },
     /// The worker that needs a chunk copies or maps it.
     InTurn {
@@ -91,7 +93,7 @@ impl Streaming {
     /// When nothing was measured.
     pub fn pass_s(&self, bytes: u64, tokens: usize, compute: f64) -> f64 {
         match self {
-            Self::Ahead { bytes_s } => compute.max(bytes as f64 / bytes_s),
+            Self::Ahead { bytes_s, .. } => compute.max(bytes as f64 / bytes_s),
             Self::InTurn { s_per_byte, .. } => {
                 compute + bytes as f64 * line(s_per_byte, tokens).unwrap_or_else(|(_, last)| last)
             }
@@ -101,7 +103,7 @@ impl Streaming {
     /// Seconds of getting `bytes` that stay.
     pub fn fill_s(&self, bytes: u64) -> f64 {
         match self {
-            Self::Ahead { bytes_s } => bytes as f64 / bytes_s,
+            Self::Ahead { fill_bytes_s, .. } => bytes as f64 / fill_bytes_s,
             Self::InTurn { fill_s_per_byte, .. } => bytes as f64 * fill_s_per_byte,
         }
     }
@@ -167,11 +169,11 @@ mod tests {
 
     #[test]
     fn a_slow_disk_is_all_that_counts_and_a_fast_one_does_not() {
-        let slow = Streaming::Ahead { bytes_s: 1e9 };
+        let slow = Streaming::Ahead { bytes_s: 1e9, fill_bytes_s: 5e8 };
         let s = speed(&work(500_000_000, 100), &compute(), &slow, 100);
-        assert_eq!((s.decode_tok_s, s.start_s), (1.0 / 0.5, 0.13));
+        assert_eq!((s.decode_tok_s, s.start_s), (1.0 / 0.5, 0.26));
         assert_eq!(s.prefill_tok_s, 100.0 / 0.5, "one pass, and it has a head");
-        let fast = Streaming::Ahead { bytes_s: 1e12 };
+        let fast = Streaming::Ahead { bytes_s: 1e12, fill_bytes_s: 1e12 };
         let s = speed(&work(500_000_000, 264), &compute(), &fast, 528);
         assert_eq!(s.decode_tok_s, 1.0 / (0.015 + 0.002));
         assert_eq!(s.prefill_tok_s, 528.0 / (0.6 + (0.6 + 0.002)));
@@ -214,7 +216,7 @@ mod tests {
             ahead: bool,
         ) {
             let streaming = match ahead {
-                true => Streaming::Ahead { bytes_s },
+                true => Streaming::Ahead { bytes_s, fill_bytes_s: bytes_s },
                 false => Streaming::InTurn {
                     s_per_byte: vec![(1, 1.0 / bytes_s)],
                     fill_s_per_byte: 1.0 / bytes_s,
@@ -231,7 +233,7 @@ mod tests {
         /// No pass is faster than its disk, nor than its products.
         #[test]
         fn both_limits_hold(bytes in 0..10_000_000_000u64, compute in 1e-4..10f64, bytes_s in 1e7..1e11f64) {
-            let pass = Streaming::Ahead { bytes_s }.pass_s(bytes, 1, compute);
+            let pass = Streaming::Ahead { bytes_s, fill_bytes_s: bytes_s }.pass_s(bytes, 1, compute);
             prop_assert!(pass >= compute && pass >= bytes as f64 / bytes_s);
             prop_assert!(pass == compute || pass == bytes as f64 / bytes_s);
         }

@@ -168,14 +168,14 @@ impl<'m> Planner<'m> {
             measured: Measured::default(),
         };
         let rates = probe.all(&ways)?;
-        let disk = rates.iter().find(|rate| matches!(rate.streaming, Streaming::Ahead { .. }));
+        let disk = probe.measured.disk_bytes_s;
         let of = |run: Option<Run>, cold: bool| -> Option<Speed> {
             let run = run?;
             let rate = &rates[run.way];
             let mut speed = speed(&run.work, &rate.compute, &rate.streaming, prompt);
             if cold && matches!(rate.streaming, Streaming::InTurn { .. }) {
                 // Mapped for good: read once, from the disk.
-                speed.start_s = disk.map_or(speed.start_s, |disk| disk.streaming.fill_s(run.work.resident));
+                speed.start_s = disk.map_or(speed.start_s, |disk| run.work.resident as f64 / disk);
             }
             Some(speed)
         };
@@ -269,9 +269,15 @@ impl<'m> Probe<'m> {
                     Streaming::InTurn { s_per_byte, fill_s_per_byte }
                 }
                 _ => {
-                    let bytes_s = self.disk(way)?;
+                    let more = TRIAL_PER_GB.mul_f64(self.model.file_bytes as f64 / 1e9);
+                    let bytes_s =
+                        self.disk(way, false, MOST_READ, (SHORTEST_TRIAL + more).min(LONGEST_TRIAL))?;
+                    let fill_bytes_s = match keeps {
+                        true => self.disk(way, true, SAMPLE, SHORTEST_TRIAL)?,
+                        false => bytes_s,
+                    };
                     self.measured.disk_bytes_s.get_or_insert(bytes_s);
-                    Streaming::Ahead { bytes_s }
+                    Streaming::Ahead { bytes_s, fill_bytes_s }
                 }
             };
             rates[i] = Some(Rate { streaming, compute });
@@ -368,18 +374,18 @@ impl<'m> Probe<'m> {
         usual.filter(|tokens| *tokens > 1).collect()
     }
 
-    /// Bytes per second that `way` brings from the disk while nobody multiplies.
-    fn disk(&self, way: &Way) -> Result<f64> {
+    /// Bytes per second that `way` brings from the disk while nobody multiplies, for as long as `time` and up to `most` bytes.
+    /// What stays (`stay`) goes into memory of its own, and is brought once.
+    fn disk(&self, way: &Way, stay: bool, most: u64, time: Duration) -> Result<f64> {
         let schedule = way.plan.schedule(&self.model.table)?;
-        let steps: Vec<Step> = schedule.steps().iter().map(|s| Step { resident: false, ..*s }).collect();
+        let steps: Vec<Step> = schedule.steps().iter().map(|s| Step { resident: stay, ..*s }).collect();
         let pass = schedule.pass(0);
         let bytes: u64 = pass.iter().map(|step| steps[*step as usize].range.len as u64).sum();
-        let order = if bytes <= MOST_READ { pass.to_vec() } else { places(pass, MOST_READ, bytes) };
-        let passes = (MOST_READ / bytes.max(1)).max(1);
+        let order = if bytes <= most { pass.to_vec() } else { places(pass, most, bytes) };
+        let passes = if stay { 1 } else { (most / bytes.max(1)).max(1) };
         let stream =
             Stream::new(Arc::clone(&way.backend), Schedule::new(steps, vec![order])?, self.team.workers())?;
-        let more = TRIAL_PER_GB.mul_f64(self.model.file_bytes as f64 / 1e9);
-        walk(&stream, &self.team, passes, (SHORTEST_TRIAL + more).min(LONGEST_TRIAL))
+        walk(&stream, &self.team, passes, time)
     }
 }
 
