@@ -6,10 +6,10 @@
 
 use core::arch::x86_64::*;
 
-use super::lanes::{Sums, TILE, join, load_quarter, store_singles, transpose_elements, transpose_tile};
+use super::lanes::{QUAD, Sums, TILE, join, load_quarter, store_singles, transpose_elements, transpose_tile};
 use crate::acts::Acts;
 use crate::rows::QuantRows;
-use crate::x86::memory::{InPlace, blocks_of};
+use crate::x86::memory::{InPlace, blocks_of, prefetch};
 
 /// Panels that are multiplied together: each activation on its way from memory serves as many.
 pub(super) const PANELS: usize = 2;
@@ -126,8 +126,21 @@ fn rows<T: Tiles, const R: usize>(
 ) {
     let blocks = x.cols() / T::LEN;
     let last = w.len() / blocks - 1;
+    // The bytes after these rows, most likely the next ones: asked for in order, as many with each block as it has itself, a
+    // little after each panel and each step, since a core drops what it is asked for beyond what it can have on its way.
+    let mut next = w.as_ptr_range().end;
+    let times = R + sums.len().div_ceil(T::TOKENS);
     for block in (0..blocks).step_by(T::BLOCKS) {
         let here = T::BLOCKS.min(blocks - block);
+        let mut left = R * TILE * here / QUAD;
+        let each = left.div_ceil(times);
+        let mut ask = || {
+            for _ in 0..each.min(left) {
+                prefetch::<T::Block, QUAD>(next);
+                next = next.wrapping_add(QUAD);
+                left -= 1;
+            }
+        };
         for (p, panel) in panels[..R].iter_mut().enumerate() {
             let mut rows = [w; TILE];
             for r in 0..TILE {
@@ -135,10 +148,12 @@ fn rows<T: Tiles, const R: usize>(
             }
             // SAFETY: the features are those of this function.
             unsafe { T::unpack(&rows, panel) };
+            ask();
         }
         let mut at = Place { block, blocks: here, token: first };
         let mut sums = &mut *sums;
         while !sums.is_empty() {
+            ask();
             if T::TOKENS >= 6 && sums.len() >= 6 {
                 step::<T, R, 6>(panels, x, &mut at, &mut sums);
             } else if sums.len() >= 4 {
