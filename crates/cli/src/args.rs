@@ -178,7 +178,8 @@ pub struct Session {
     /// How keys and values are stored
     #[arg(long, value_enum, default_value_t)]
     pub kv: Kv,
-    /// Bits of the activations in products with quantised weights: 16 for logits without the noise of 8, at twice the arithmetic
+    /// Bits of the activations in products with quantised weights: 16 for logits without the noise of 8, at twice the arithmetic;
+    /// auto takes 16 up to 400 million weights
     #[arg(long, value_enum, default_value_t)]
     pub act_bits: Bits,
 }
@@ -393,17 +394,19 @@ impl From<Kv> for KvFormat {
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 pub enum Bits {
     #[default]
+    Auto,
     #[value(name = "8")]
     Eight,
     #[value(name = "16")]
     Sixteen,
 }
 
-impl From<Bits> for ActBits {
+impl From<Bits> for Option<ActBits> {
     fn from(bits: Bits) -> Self {
         match bits {
-            Bits::Eight => Self::Eight,
-            Bits::Sixteen => Self::Sixteen,
+            Bits::Auto => None,
+            Bits::Eight => Some(ActBits::Eight),
+            Bits::Sixteen => Some(ActBits::Sixteen),
         }
     }
 }

@@ -97,6 +97,8 @@ pub struct Io {
 pub struct Cpu {
     pub isa: &'static str,
     pub threads: usize,
+    /// Bits of the activations in products with quantised weights.
+    pub act_bits: u32,
 }
 
 #[derive(Serialize)]
@@ -136,5 +138,5 @@ pub fn report_parts(report: Report, peak_rss_bytes: u64) -> (Memory, Io, Cpu) {
         resident_least_bytes: report.resident_least_bytes,
         passes: report.passes,
     };
-    (memory, io, Cpu { isa: report.isa, threads: report.threads })
+    (memory, io, Cpu { isa: report.isa, threads: report.threads, act_bits: report.act_bits.count() })
 }

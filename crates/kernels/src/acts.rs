@@ -48,6 +48,16 @@ pub enum ActBits {
     Sixteen,
 }
 
+impl ActBits {
+    /// How many.
+    pub fn count(self) -> u32 {
+        match self {
+            Self::Eight => 8,
+            Self::Sixteen => 16,
+        }
+    }
+}
+
 /// The activations in 8 bits. Scales and sums lie block-major where kernels have tokens in their lanes.
 #[derive(Debug, Default)]
 pub(crate) struct Form<Sum> {
@@ -117,6 +127,11 @@ impl Acts {
             ActBits::Sixteen => Some(Box::default()),
         };
         Self { rest, ..Self::default() }
+    }
+
+    /// What products take of the activations.
+    pub fn bits(&self) -> ActBits {
+        if self.rest.is_some() { ActBits::Sixteen } else { ActBits::Eight }
     }
 
     /// Takes over a copy of `x`, which holds `x.len() / cols` tokens (0 is fine), and forgets all earlier 8-bit forms.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use sluice_gguf::Gguf;
-use sluice_kernels::{Format, Isa};
+use sluice_kernels::{ActBits, Format, Isa};
 
 use crate::error::{Error, Result};
 use crate::forward::Llama;
@@ -100,6 +100,12 @@ impl Model {
         self.llama.config.context
     }
 
+    /// How activations are rounded for products with quantised weights, unless `asked` says: with 16 bits for a small model, with
+    /// 8 otherwise. It depends on nothing but the number of weights, so a model gives the same bits on every machine.
+    pub fn act_bits(&self, asked: Option<ActBits>) -> ActBits {
+        asked.unwrap_or_else(|| suited(&self.table))
+    }
+
     /// The file that was opened.
     pub fn path(&self) -> &Path {
         &self.paths[0]
@@ -121,6 +127,18 @@ impl Model {
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
+}
+
+/// Most weights of a small model. SmolLM2-135M loses 0.35 % of perplexity to 8 bits on average, and between -0.1 and +1.1 % over
+/// 512 tokens depending on the file, at most 0.013 % to 16; with those, two cores still generate 242 tokens a second and take up 1490 of a
+/// prompt (350 and 2340 with 8 bits). At 400 million weights that is 80 and 500: faster than anybody reads, so being exact
+/// costs nothing that would be missed.
+const SMALL: u64 = 400_000_000;
+
+/// The bits of activations that suit a model with these matrices.
+fn suited(table: &Table) -> ActBits {
+    let weights: u64 = table.all().map(|(_, matrix)| matrix.rows as u64 * matrix.cols as u64).sum();
+    if weights <= SMALL { ActBits::Sixteen } else { ActBits::Eight }
 }
 
 /// What tells a file from another one at the same path, and from itself after a write.
@@ -233,4 +251,20 @@ impl StreamSummary {
 /// Names of the formats that can be computed, for messages and `inspect`.
 pub fn supported_formats() -> Vec<&'static str> {
     Format::ALL.iter().map(|f| f.name()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weights::Matrix;
+
+    #[test]
+    fn small_models_have_exact_activations() {
+        let bits = |rows: &[usize]| {
+            let matrix = |rows: &usize| Matrix::new("m", Format::Q4_0, *rows, 20_000, 0, 0);
+            suited(&Table::new(rows.iter().map(matrix).collect()))
+        };
+        assert_eq!([bits(&[]), bits(&[20_000]), bits(&[10_000, 10_000])], [ActBits::Sixteen; 3]);
+        assert_eq!([bits(&[20_001]), bits(&[10_000, 10_001])], [ActBits::Eight; 2]);
+    }
 }

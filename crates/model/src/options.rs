@@ -64,8 +64,9 @@ pub struct Options {
     pub prompt_batch: Option<usize>,
     /// How keys and values are stored.
     pub kv: KvFormat,
-    /// How activations are rounded for products with quantised weights.
-    pub act_bits: ActBits,
+    /// How activations are rounded for products with quantised weights; None for what suits the model's size, see
+    /// [`Model::act_bits`](crate::Model::act_bits).
+    pub act_bits: Option<ActBits>,
     /// Raised by the caller to end a pass between two bands; the pass then fails with [`crate::Error::Interrupted`].
     pub cancel: Arc<AtomicBool>,
 }
@@ -85,7 +86,7 @@ impl Options {
             head_rows: DEFAULT_HEAD_ROWS,
             prompt_batch: None,
             kv: KvFormat::default(),
-            act_bits: ActBits::default(),
+            act_bits: None,
             cancel: Arc::default(),
         }
     }

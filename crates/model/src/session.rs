@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluice_kernels::{QuantRows, dequantise};
+use sluice_kernels::{ActBits, QuantRows, dequantise};
 use sluice_loader::{Backend, Stream};
 
 use crate::budget::Ledger;
@@ -61,6 +61,8 @@ pub struct Report {
     pub isa: &'static str,
     /// Workers.
     pub threads: usize,
+    /// How activations are rounded for products with quantised weights.
+    pub act_bits: ActBits,
 }
 
 /// One sequence of tokens being fed to a model.
@@ -120,7 +122,7 @@ impl<'m> Session<'m> {
             weights,
             team,
             kv,
-            state: State::new(options.act_bits),
+            state: State::new(model.act_bits(options.act_bits)),
             position: 0,
             context: options.context,
             batch,
@@ -354,6 +356,7 @@ impl<'m> Session<'m> {
             memory: self.memory,
             isa: self.model.isa.name(),
             threads: self.team.workers(),
+            act_bits: self.state.acts.bits(),
         }
     }
 }

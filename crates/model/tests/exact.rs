@@ -56,7 +56,7 @@ fn every_format_and_feature_gives_the_exact_logits_within_its_bound() {
         for (isa, act_bits) in cells {
             let model = Model::open_with(&path, isa).expect("a tiny model");
             // An f32 cache: the exact program rounds nothing there either.
-            let options = Options { kv: KvFormat::F32, act_bits, ..Options::new(ids.len()) };
+            let options = Options { kv: KvFormat::F32, act_bits: Some(act_bits), ..Options::new(ids.len()) };
             let mut session = Session::open(&model, &options).expect("a session");
             let (mut worst, mut squares, mut count) = (0f64, 0f64, 0);
             session

@@ -36,6 +36,7 @@ impl Cell {
             head: self.head,
             head_rows: self.head_rows,
             prompt_batch: Some(self.batch),
+            act_bits: Some(ActBits::Eight), // 16 for so small a model otherwise, which have a test of their own
             ..Options::new(context)
         }
     }
@@ -134,7 +135,7 @@ fn sixteen_bits_are_as_invisible_and_are_no_eight() {
     let run = |isa, act_bits, batch, layers, threads| {
         let model = Model::open_with(&path, isa).expect("a tiny model");
         let options = Options {
-            act_bits,
+            act_bits: Some(act_bits),
             prompt_batch: Some(batch),
             layers,
             threads: Some(threads),
@@ -162,7 +163,8 @@ fn other_cache_formats_change_little_and_are_as_invisible() {
     let model = Model::open(&path).expect("a tiny model");
     let prompt: Vec<u32> = (0..40).map(|i| 1 + i * 29 % 300).collect();
     let run = |kv, batch| {
-        let options = Options { kv, prompt_batch: Some(batch), ..Options::new(64) };
+        let act_bits = Some(ActBits::Eight);
+        let options = Options { kv, act_bits, prompt_batch: Some(batch), ..Options::new(64) };
         let mut session = Session::open(&model, &options).expect("a session");
         session.feed(&prompt, false).expect("logits").to_vec()
     };

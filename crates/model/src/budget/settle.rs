@@ -431,8 +431,8 @@ fn needs(model: &Model, options: &Options, kv: &KvCache, ground: &Ground) -> Nee
         (matrix.format, matrix.cols)
     });
     let inputs: HashSet<(Format, usize)> = inputs.collect();
-    let per_token =
-        State::bytes_per_token(&model.llama.config, model.isa, options.act_bits, inputs.into_iter());
+    let bits = model.act_bits(options.act_bits);
+    let per_token = State::bytes_per_token(&model.llama.config, model.isa, bits, inputs.into_iter());
     let tokenizer = model.tokenizer.heap_bytes() as u64;
     let header = model.llama.heap_bytes() as u64;
     let fixed = Needs {

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! resident pass   C(n)  = layers(n) + head         seconds with all weights in memory, n tokens at a time
-//! ahead           pass  = max(S / D, C)            direct reads run ahead of the workers: S bytes streamed, D bytes/s
+//! ahead           pass⁴ = (S / D)⁴ + C⁴            direct reads run ahead of the workers: S bytes streamed, D bytes/s
 //! in turn         pass  = C + S · c(n)             the worker that needs a chunk gets it itself: c seconds a byte, with what it
 //!                                                  costs to take chunks in their order instead of sharing them out, less
 //!                                                  what it saves that a copy lies in the core's cache
@@ -93,7 +93,7 @@ impl Streaming {
     /// When nothing was measured.
     pub fn pass_s(&self, bytes: u64, tokens: usize, compute: f64) -> f64 {
         match self {
-            Self::Ahead { bytes_s, .. } => compute.max(bytes as f64 / bytes_s),
+            Self::Ahead { bytes_s, .. } => both(bytes as f64 / bytes_s, compute),
             Self::InTurn { s_per_byte, .. } => {
                 compute + bytes as f64 * line(s_per_byte, tokens).unwrap_or_else(|(_, last)| last)
             }
@@ -107,6 +107,13 @@ impl Streaming {
             Self::InTurn { fill_s_per_byte, .. } => bytes as f64 * fill_s_per_byte,
         }
     }
+}
+
+/// Seconds of two things that go on beside each other and hold each other up a little: the longer of them, and a fifth more where
+/// they take equally long, as slots are few and neither is even. (8B with 2.5 GB and a prompt of 64 tokens: disk 0.95 s, cores
+/// 0.98 s, the pass 1.2 s. Where one takes half as long as the other it costs 1.5 %.)
+fn both(a: f64, b: f64) -> f64 {
+    (a * a).hypot(b * b).sqrt().max(a).max(b)
 }
 
 /// What a run reads.
@@ -171,12 +178,19 @@ mod tests {
     fn a_slow_disk_is_all_that_counts_and_a_fast_one_does_not() {
         let slow = Streaming::Ahead { bytes_s: 1e9, fill_bytes_s: 5e8 };
         let s = speed(&work(500_000_000, 100), &compute(), &slow, 100);
-        assert_eq!((s.decode_tok_s, s.start_s), (1.0 / 0.5, 0.26));
-        assert_eq!(s.prefill_tok_s, 100.0 / 0.5, "one pass, and it has a head");
+        let near = |got: f64, wanted: f64| (got / wanted - 1.0).abs() < 1e-3;
+        assert!(near(s.decode_tok_s, 1.0 / 0.5) && near(s.start_s, 0.26), "{s:?}");
+        // 100 tokens take 0.24 s by themselves: a little over one hundredth of the pass.
+        assert!(
+            (0.98..0.99).contains(&(s.prefill_tok_s / (100.0 / 0.5))),
+            "one pass, and it has a head: {s:?}"
+        );
         let fast = Streaming::Ahead { bytes_s: 1e12, fill_bytes_s: 1e12 };
         let s = speed(&work(500_000_000, 264), &compute(), &fast, 528);
-        assert_eq!(s.decode_tok_s, 1.0 / (0.015 + 0.002));
-        assert_eq!(s.prefill_tok_s, 528.0 / (0.6 + (0.6 + 0.002)));
+        assert!(near(s.decode_tok_s, 1.0 / (0.015 + 0.002)), "{s:?}");
+        assert!(near(s.prefill_tok_s, 528.0 / (0.6 + (0.6 + 0.002))), "{s:?}");
+        let even = slow.pass_s(1_000_000_000, 1, 1.0);
+        assert!((1.18..1.2).contains(&even), "{even}: the disk and the cores hold each other up");
     }
 
     #[test]
@@ -235,7 +249,7 @@ mod tests {
         fn both_limits_hold(bytes in 0..10_000_000_000u64, compute in 1e-4..10f64, bytes_s in 1e7..1e11f64) {
             let pass = Streaming::Ahead { bytes_s, fill_bytes_s: bytes_s }.pass_s(bytes, 1, compute);
             prop_assert!(pass >= compute && pass >= bytes as f64 / bytes_s);
-            prop_assert!(pass == compute || pass == bytes as f64 / bytes_s);
+            prop_assert!(pass <= 1.2 * compute.max(bytes as f64 / bytes_s));
         }
     }
 }

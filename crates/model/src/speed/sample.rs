@@ -131,7 +131,7 @@ impl<'m> Sample<'m> {
             model.isa,
             Arc::default(), // nobody interrupts a pass of some milliseconds
         );
-        let state = State::new(options.act_bits);
+        let state = State::new(model.act_bits(options.act_bits));
         Ok(Self { llama, weights, team: Arc::clone(team), kv, state, isa: model.isa, size, resident })
     }
 
