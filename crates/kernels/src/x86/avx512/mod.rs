@@ -99,16 +99,15 @@ fn per_256<B: rows_256::Rows + tiles_256::Unpack>(w: QuantRows<'_>, x: &Acts, y:
     if tokens > 1 {
         return tiles::matmul::<tiles_256::Per256<B>>(w, x, y);
     }
-    let acts = rows_256::take_up::<B>(x.per_256(), blocks);
     if blocks * size_of::<B>() >= rows_256::LONG {
         for (w, y) in blocks_of::<B>(w).chunks(QUAD * blocks).zip(y.chunks_mut(QUAD)) {
-            let results = rows_256::long_rows(w, &acts, x.per_256());
+            let results = rows_256::long_rows(w, blocks, x.per_256());
             y.copy_from_slice(&results[..y.len()]);
         }
         return;
     }
     for (w, y) in blocks_of::<B>(w).chunks(TILE * blocks).zip(y.chunks_mut(TILE)) {
-        let results = rows_256::rows(w, &acts, x.per_256());
+        let results = rows_256::rows(w, blocks, x.per_256());
         y.copy_from_slice(&results[..y.len()]);
     }
 }

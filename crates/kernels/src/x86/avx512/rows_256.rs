@@ -347,18 +347,9 @@ fn select(mask: __m512i, a: __m512i, b: __m512i) -> __m512i {
     _mm512_ternarylogic_epi32::<0b1100_1010>(mask, a, b)
 }
 
-/// The activations of the only token, block by block: taken up once for all rows of a call. Where four rows meet them at a time
-/// that is a tenth of the work.
+/// The only token with up to 16 rows (at least one), each of `blocks` blocks. Lanes without a row repeat the last one.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn take_up<B: Rows>(form: &Form<i16>, blocks: usize) -> Vec<Acts256> {
-    // SAFETY: the features are those of this function.
-    (0..blocks).map(|block| unsafe { B::acts(form.group(block)) }).collect()
-}
-
-/// The only token with up to 16 rows (at least one) of as many blocks as `acts`. Lanes without a row repeat the last one.
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn rows<B: Rows>(w: &[B], acts: &[Acts256], form: &Form<i16>) -> [f32; TILE] {
-    let blocks = acts.len();
+pub(super) fn rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>) -> [f32; TILE] {
     let last = w.len() / blocks - 1;
     let mut rows = [w; TILE];
     for r in 0..TILE {
@@ -367,7 +358,9 @@ pub(super) fn rows<B: Rows>(w: &[B], acts: &[Acts256], form: &Form<i16>) -> [f32
     // The bytes after this tile, most likely the next one: asked for in order while these are used.
     let mut next = w.as_ptr_range().end;
     let mut sums = Sums::new();
-    for (block, a) in acts.iter().enumerate() {
+    for block in 0..blocks {
+        // SAFETY: the features are those of this function.
+        let a = unsafe { B::acts(form.group(block)) };
         let (mut s, mut m) = ([_mm512_setzero_si512(); 4], [_mm512_setzero_si512(); 4]);
         let mut heads = [0; TILE];
         for quad in 0..4 {
@@ -380,7 +373,7 @@ pub(super) fn rows<B: Rows>(w: &[B], acts: &[Acts256], form: &Form<i16>) -> [f32
                 heads[QUAD * quad + r] = i32::from_le_bytes(w[r].head());
             }
             // SAFETY: the features are those of this function.
-            let products = unsafe { B::quad(w, a) };
+            let products = unsafe { B::quad(w, &a) };
             (s[quad], m[quad]) = (sum_quarters(products.s), products.m);
         }
         let (d, dmin) = halves(load(&heads));
@@ -400,17 +393,20 @@ pub(super) fn rows<B: Rows>(w: &[B], acts: &[Acts256], form: &Form<i16>) -> [f32
 /// and 48; below that sixteens win (Q4_K of 576 bytes 42 and 48). From level 2 the kernel itself takes a tenth longer by fours.
 pub(super) const LONG: usize = 1024;
 
-/// The only token with up to four rows (at least one) of as many blocks as `acts`: lanes stand for four blocks of each.
+/// Bytes up to which six rows are near: then two rows more are asked for than the next four, without which a core by itself waits
+/// for rows of 1152 bytes (33 GB/s, with them 36; two threads get as much either way). Of long rows four are most of level 1 already.
+const NEAR: usize = 10 << 10;
+
+/// The only token with up to four rows (at least one) of `blocks` blocks: lanes stand for four blocks of each.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn long_rows<B: Rows>(w: &[B], acts: &[Acts256], form: &Form<i16>) -> [f32; QUAD] {
-    let blocks = acts.len();
+pub(super) fn long_rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>) -> [f32; QUAD] {
     let last = w.len() / blocks - 1;
     let mut rows = [w; QUAD];
     for r in 0..QUAD {
         rows[r] = &w[r.min(last) * blocks..][..blocks];
     }
-    // Two rows further than the next four: a thread by itself is a tenth faster, two together as fast; four or eight gain less.
-    let mut next = w.as_ptr_range().end.wrapping_add(2 * blocks);
+    let further = if 6 * size_of_val(rows[0]) <= NEAR { 2 * blocks } else { 0 };
+    let mut next = w.as_ptr_range().end.wrapping_add(further);
     let (mut acc, mut accm) = (_mm_setzero_ps(), _mm_setzero_ps());
     // Scale q of four to quarter q.
     let to_quarters = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
@@ -422,13 +418,15 @@ pub(super) fn long_rows<B: Rows>(w: &[B], acts: &[Acts256], form: &Form<i16>) ->
             let block = first + quad;
             prefetch::<B, QUAD>(next);
             next = next.wrapping_add(QUAD);
+            // SAFETY: the features are those of this function.
+            let a = unsafe { B::acts(form.group(block)) };
             let mut w = [&rows[0][0]; QUAD];
             for r in 0..QUAD {
                 w[r] = &rows[r][block];
                 heads[QUAD * quad + r] = i32::from_le_bytes(w[r].head());
             }
             // SAFETY: the features are those of this function.
-            let products = unsafe { B::quad(w, &acts[block]) };
+            let products = unsafe { B::quad(w, &a) };
             (s[quad], m[quad]) = (sum_quarters(products.s), products.m);
         }
         let (d, dmin) = halves(load(&heads));
