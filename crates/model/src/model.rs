@@ -130,9 +130,9 @@ impl Model {
 }
 
 /// Most weights of a small model. SmolLM2-135M loses 0.35 % of perplexity to 8 bits on average, and between -0.1 and +1.1 % over
-/// 512 tokens depending on the file, at most 0.013 % to 16; with those, two cores still generate 242 tokens a second and take up 1490 of a
-/// prompt (350 and 2340 with 8 bits). At 400 million weights that is 80 and 500: faster than anybody reads, so being exact
-/// costs nothing that would be missed.
+/// 512 tokens depending on the file, at most 0.013 % to 16; with those, two cores still generate 200 to 240 tokens a second and take up 1360
+/// to 1490 of a prompt (280 to 350 and 2150 to 2340 with 8 bits; llama.cpp 175 and 476). In proportion, which was not measured, that
+/// is 70 and 460 at 400 million weights: still faster than anybody reads.
 const SMALL: u64 = 400_000_000;
 
 /// The bits of activations that suit a model with these matrices.

@@ -262,14 +262,14 @@ impl Settling<'_> {
     fn plan(&self, backend: &dyn Backend, ceiling: Ceiling) -> Result<(Outline, Plan)> {
         let lazy = backend.depth() == 0;
         let usual = backend.chunk_bytes();
-        // A slot for a single byte is as long as reads are aligned; a backend that maps has none.
+        // A slot for a single byte is as long as reads are aligned.
         let align = backend.slot(1)?.capacity() as u64;
         let slots = (self.ground.workers + backend.depth()) as u64;
-        let form = match align {
-            0 => Form::Mapped { window: self.mapped(backend, &self.cut(usual, lazy)) },
-            align => Form::Copied { slots, align },
+        let form = match backend.maps() {
+            true => Form::Mapped { window: self.mapped(backend, &self.cut(usual, lazy)) },
+            false => Form::Copied { slots, align },
         };
-        let free = self.options.chunk_bytes.is_none() && align > 0;
+        let free = self.options.chunk_bytes.is_none() && !backend.maps();
         if ceiling == Ceiling::Least && free {
             return self
                 .within(self.outline(form, &self.cut(SMALLEST_CHUNK as usize, lazy), ceiling), ceiling);

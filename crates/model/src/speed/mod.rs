@@ -110,9 +110,10 @@ impl Streaming {
 }
 
 /// Seconds of two things that go on beside each other and hold each other up a little: the longer of them, and a fifth more where
-/// they take equally long, as slots are few and neither is even. (8B with 2.5 GB and a prompt of 64 tokens: disk 0.95 s, cores
-/// 0.98 s, the pass 1.2 s. Where one takes half as long as the other it costs 1.5 %.)
+/// they take equally long. The power is chosen to fit one case (8B with 2.5 GB and a prompt of 64 tokens: disk 0.95 s, cores 0.98 s,
+/// the pass 1.2 s); where one takes half as long as the other it adds 1.5 %.
 fn both(a: f64, b: f64) -> f64 {
+    // Rounding may take it below either.
     (a * a).hypot(b * b).sqrt().max(a).max(b)
 }
 

@@ -239,7 +239,7 @@ impl<'m> Probe<'m> {
         order.sort_by_key(|&i| ways.all[i].backend.depth() > 0);
         for i in order {
             let way = &ways.all[i];
-            let kind = usize::from(way.backend.slot(1)?.capacity() == 0);
+            let kind = usize::from(way.backend.maps());
             let whole = size(&way.plan, &self.model.table, self.model.llama.output.head.weight);
             let lazy = way.backend.depth() == 0;
             // The first to come brings the sample into the page cache.
