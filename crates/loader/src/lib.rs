@@ -29,6 +29,7 @@ mod error;
 mod loan;
 #[cfg(not(loom))]
 mod open;
+mod residents;
 mod schedule;
 mod state;
 mod stats;
@@ -45,7 +46,7 @@ pub use backend::{
 pub use backend::{mmap::Mapped, pread::Pread};
 pub use buffer::Buffer;
 pub use error::{Error, ErrorKind, Result};
-pub use loan::Loan;
+pub use loan::{Loan, Loans};
 #[cfg(not(loom))]
 pub use open::{Choice, Direct, Opened, Options, open};
 pub use schedule::{Schedule, Step, spread};

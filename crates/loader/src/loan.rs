@@ -1,6 +1,7 @@
-//! Loans: the bytes of a step in the hands of a worker, and what happens when they come back.
+//! Loans: the bytes of a step in the hands of a worker, or of many that stay in those of a team, and what happens when they
+//! come back.
 
-use std::ops::Deref;
+use std::ops::{Deref, Index};
 use std::sync::Arc;
 
 use crate::backend::Filled;
@@ -63,6 +64,44 @@ impl Drop for Loan<'_> {
                 drop(slot); // a resident's, over the limit: its memory goes back to the system
                 state = lock(&stream.state);
             }
+        }
+        drop(stream.submit(state));
+    }
+}
+
+/// The bytes of steps that follow one another, all of them residents in memory; see [`Stream::loan_residents`]. By index, from
+/// the first one. Dropping it is the return of every loan of theirs.
+pub struct Loans<'a> {
+    pub(crate) stream: &'a Stream,
+    pub(crate) first: u64,
+    pub(crate) filled: Vec<Arc<Filled>>,
+}
+
+impl Index<usize> for Loans<'_> {
+    type Output = [u8];
+
+    fn index(&self, index: usize) -> &[u8] {
+        &self.filled[index]
+    }
+}
+
+impl Drop for Loans<'_> {
+    fn drop(&mut self) {
+        let stream = self.stream;
+        let mut state = lock(&stream.state);
+        // Under the lock, as those of a single loan.
+        let count = self.filled.len() as u64;
+        self.filled.clear();
+        if std::thread::panicking() {
+            stream.break_off(&mut state, panicked());
+        }
+        let given = state.return_residents(self.first..self.first + count, &stream.schedule);
+        state.retire(&stream.schedule);
+        if !given.is_empty() {
+            drop(state);
+            // Over the limit: their memory goes back to the system.
+            given.into_iter().for_each(|filled| drop(stream.call(|backend| backend.release(filled))));
+            state = lock(&stream.state);
         }
         drop(stream.submit(state));
     }

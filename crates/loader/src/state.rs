@@ -2,12 +2,14 @@
 //!
 //! Nothing here waits or calls a backend; what has to be given back to one is returned to the caller.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{Filled, Slot, Ticket};
 use crate::error::Error;
+use crate::residents::{Resident, Residents};
 use crate::schedule::Schedule;
 use crate::stats::Traffic;
 
@@ -21,13 +23,13 @@ pub(crate) struct State {
     pub long: usize,             // memory of a slot for the longest step of all, once there has been one
     pub unread: VecDeque<u64>,   // positions whose ticket nobody waits for yet
     pub in_flight: usize,        // submitted, or about to be, and not there yet
+    pub waiting: usize,          // workers that wait for a change of this
     pub broken: Option<Error>,   // given to everybody until the stream is rewound
     pub traffic: Traffic,
     pub waited: Duration,
     pub passes_done: u64,
-    pub limit: u64,                     // resident bytes that may stay
-    residents: BTreeMap<u32, Resident>, // by step; none until first met
-    kept: u64,                          // bytes of those
+    pub limit: u64, // resident bytes that may stay
+    residents: Residents,
 }
 
 pub(crate) struct Pass {
@@ -46,7 +48,7 @@ pub(crate) struct Entry {
 pub(crate) enum Place {
     /// A worker is handing them to the backend.
     Submitting,
-    Submitted(Ticket),
+    Submitted(Box<Ticket>), // by itself, so that all other entries are small: the window is long where residents are many
     /// A worker waits on the backend.
     Awaited,
     Ready(Arc<Filled>),
@@ -56,13 +58,8 @@ pub(crate) enum Place {
     Resident,
 }
 
-struct Resident {
-    place: Place,
-    uses: usize, // entries of the window that look here
-}
-
-impl Default for State {
-    fn default() -> Self {
+impl State {
+    pub fn new(schedule: &Schedule) -> Self {
         State {
             passes: VecDeque::new(),
             base: 0,
@@ -73,21 +70,19 @@ impl Default for State {
             long: usize::MAX,
             unread: VecDeque::new(),
             in_flight: 0,
+            waiting: 0,
             broken: None,
             traffic: Traffic::default(),
             waited: Duration::ZERO,
             passes_done: 0,
             limit: u64::MAX,
-            residents: BTreeMap::new(),
-            kept: 0,
+            residents: Residents::new(schedule),
         }
     }
-}
 
-impl State {
     /// Bytes of residents in memory, those on their way included.
     pub fn kept(&self) -> u64 {
-        self.kept
+        self.residents.kept()
     }
 
     /// The next position to be submitted and its step; `None` when all that was announced has been.
@@ -111,7 +106,7 @@ impl State {
 
     /// As [`State::enter`], when the step is with the residents.
     pub fn enter_resident(&mut self, step: u32) -> bool {
-        let Some(resident) = self.residents.get_mut(&step) else {
+        let Some(resident) = self.residents.get_mut(step) else {
             return false;
         };
         resident.uses += 1;
@@ -121,8 +116,7 @@ impl State {
 
     /// Makes room for a step among the residents, and enters it.
     pub fn admit(&mut self, step: u32, schedule: &Schedule) {
-        self.residents.insert(step, Resident { place: Place::Submitting, uses: 1 });
-        self.kept += schedule.steps()[step as usize].range.len as u64;
+        self.residents.admit(step, schedule.steps()[step as usize].range.len);
         self.enter(step, Place::Resident);
     }
 
@@ -143,9 +137,51 @@ impl State {
     pub fn place(&mut self, position: u64) -> Option<&mut Place> {
         let entry = &mut self.window[(position - self.base) as usize];
         match entry.place {
-            Place::Resident => self.residents.get_mut(&entry.step).map(|resident| &mut resident.place),
+            Place::Resident => self.residents.get_mut(entry.step).map(|resident| &mut resident.place),
             _ => Some(&mut entry.place),
         }
+    }
+
+    /// Grants all loans of these positions, if each is a resident in memory of which none was granted before. Else nothing
+    /// happens.
+    pub fn grant_residents(
+        &mut self,
+        positions: Range<u64>,
+        schedule: &Schedule,
+    ) -> Option<Vec<Arc<Filled>>> {
+        let (first, end) = ((positions.start - self.base) as usize, (positions.end - self.base) as usize);
+        if end > self.window.len() {
+            return None;
+        }
+        let entries = self.window.range_mut(first..end);
+        let filled: Option<Vec<_>> = entries
+            .map(|entry| match (&entry.place, self.residents.get(entry.step)) {
+                (Place::Resident, Some(Resident { place: Place::Ready(filled), .. }))
+                    if entry.granted == 0 =>
+                {
+                    Some(Arc::clone(filled))
+                }
+                _ => None,
+            })
+            .collect();
+        let filled = filled?;
+        for entry in self.window.range_mut(first..end) {
+            entry.granted = schedule.steps()[entry.step as usize].loans;
+        }
+        Some(filled)
+    }
+
+    /// Takes back what [`State::grant_residents`] gave. The bytes of those that are over the limit by now.
+    pub fn return_residents(&mut self, positions: Range<u64>, schedule: &Schedule) -> Vec<Filled> {
+        let mut given = Vec::new();
+        for position in positions {
+            let entry = self.entry(position);
+            entry.returned = entry.granted;
+            entry.place = Place::Gone;
+            let step = entry.step;
+            given.extend(self.used(step, schedule));
+        }
+        given
     }
 
     /// Takes note that the read of a position failed; true when its slot served a streamed step.
@@ -164,7 +200,7 @@ impl State {
     /// Takes note that a resident was used at a position that is done. Its bytes, if they are over the limit and this was
     /// the last to look there.
     pub fn used(&mut self, step: u32, schedule: &Schedule) -> Option<Filled> {
-        let resident = self.residents.get_mut(&step)?;
+        let resident = self.residents.get_mut(step)?;
         resident.uses -= 1;
         self.give_back(step, schedule)
     }
@@ -174,13 +210,13 @@ impl State {
     /// be entered anew, in its turn.
     pub fn give_back_all(&mut self, schedule: &Schedule) -> Vec<Filled> {
         while let Some(Entry { step, granted: 0, place: Place::Resident, .. }) = self.window.back() {
-            match self.residents.get_mut(step) {
-                Some(Resident { place: Place::Ready(_), uses }) => *uses -= 1,
+            match self.residents.get_mut(*step) {
+                Some(Resident { place: Place::Ready(_), uses, .. }) => *uses -= 1,
                 _ => break,
             }
             self.window.pop_back();
         }
-        let steps: Vec<u32> = self.residents.keys().copied().collect();
+        let steps: Vec<u32> = self.residents.iter_mut().map(|resident| resident.step).collect();
         steps.into_iter().filter_map(|step| self.give_back(step, schedule)).collect()
     }
 
@@ -188,8 +224,8 @@ impl State {
         if schedule.stays(step, self.limit) {
             return None;
         }
-        match self.residents.get(&step)? {
-            Resident { place: Place::Ready(_), uses: 0 } => {}
+        match self.residents.get(step)? {
+            Resident { place: Place::Ready(_), uses: 0, .. } => {}
             _ => return None,
         }
         match self.remove(step, schedule)? {
@@ -200,9 +236,7 @@ impl State {
     }
 
     fn remove(&mut self, step: u32, schedule: &Schedule) -> Option<Place> {
-        let resident = self.residents.remove(&step)?;
-        self.kept -= schedule.steps()[step as usize].range.len as u64;
-        Some(resident.place)
+        self.residents.remove(step, schedule.steps()[step as usize].range.len)
     }
 
     /// Moves the window past everything that is done.
@@ -227,10 +261,10 @@ impl State {
     pub fn forget(&mut self, schedule: &Schedule) -> (Vec<Place>, Vec<Place>) {
         let window = std::mem::take(&mut self.window).into_iter().map(|entry| entry.place).collect();
         let mut unready = Vec::new();
-        for (step, resident) in &mut self.residents {
+        for resident in self.residents.iter_mut() {
             resident.uses = 0;
             if !matches!(resident.place, Place::Ready(_)) {
-                unready.push(*step);
+                unready.push(resident.step);
             }
         }
         let unready = unready.into_iter().filter_map(|step| self.remove(step, schedule)).collect();

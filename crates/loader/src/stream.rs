@@ -18,13 +18,14 @@
 //! submitted behind it.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::ByteRange;
 use crate::backend::{Backend, Failed, Filled, Slot};
 use crate::error::{Error, ErrorKind, Result};
-use crate::loan::Loan;
+use crate::loan::{Loan, Loans};
 use crate::schedule::{Schedule, Step};
 use crate::state::{Pass, Place, State};
 use crate::stats::Stats;
@@ -63,13 +64,13 @@ impl Stream {
         let resident_bytes = schedule.resident_bytes();
         let mut stream = Stream {
             backend,
+            state: Mutex::new(State::new(&schedule)),
             schedule,
             slots,
             capacity,
             longest,
             slot_bytes: 0,
             resident_bytes,
-            state: Mutex::default(),
             changed: Condvar::new(),
         };
         stream.rewind()?;
@@ -133,9 +134,36 @@ impl Stream {
             let taken = taken.and_then(|index| state.unread.remove(index));
             state = match taken {
                 Some(position) => self.fetch(state, position),
-                None => wait(&self.changed, state),
+                None => {
+                    state.waiting += 1;
+                    let mut state = wait(&self.changed, state);
+                    state.waiting -= 1;
+                    state
+                }
             };
         }
+    }
+
+    /// Borrows the bytes of all these steps at once, and every loan of theirs: when each of them is a resident that is in
+    /// memory and of which nobody has a loan in this pass. `None` when that is not so, and nothing is borrowed then. Nobody
+    /// waits here. A loan by itself costs a team half a microsecond, of which with everything resident a token of 8 billion
+    /// weights takes four thousand.
+    ///
+    /// # Errors
+    /// As [`Stream::loan`].
+    ///
+    /// # Panics
+    /// When a position has not been announced, or is done.
+    pub fn loan_residents(&self, positions: Range<u64>) -> Result<Option<Loans<'_>>> {
+        let mut state = lock(&self.state);
+        let (first, end) = (positions.start, positions.end);
+        assert!(end <= state.end, "positions to {end} have not been announced; {} have", state.end);
+        assert!(first >= state.base, "position {first} is done; the stream is at {}", state.base);
+        if let Some(error) = &state.broken {
+            return Err(error.clone());
+        }
+        let filled = state.grant_residents(positions, &self.schedule);
+        Ok(filled.map(|filled| Loans { stream: self, first, filled }))
     }
 
     /// Reads `range` now, beside the schedule: what depends on data. `into` must be as long as the range.
@@ -256,7 +284,7 @@ impl Stream {
         let place = state.place(position).map(|place| std::mem::replace(place, Place::Awaited));
         if let Some(Place::Submitted(ticket)) = place {
             drop(state);
-            let outcome = self.call(|backend| backend.wait(ticket));
+            let outcome = self.call(|backend| backend.wait(*ticket));
             state = lock(&self.state);
             self.land(&mut state, position, outcome);
         }
@@ -272,9 +300,10 @@ impl Stream {
                     drop(state);
                     let ticket = self.call(|backend| backend.submit(slot, range));
                     state = lock(&self.state);
-                    *state.place(position).expect("nobody else finishes it") = Place::Submitted(ticket);
+                    *state.place(position).expect("nobody else finishes it") =
+                        Place::Submitted(Box::new(ticket));
                     state.unread.push_back(position);
-                    self.changed.notify_all();
+                    self.notify(&state);
                 }
                 Ok(None) => return state,
                 Err(error) => {
@@ -301,7 +330,7 @@ impl Stream {
             let stays = self.schedule.stays(step, state.limit);
             if stays && state.enter_resident(step) {
                 // A waiter may have come before this position was in the window.
-                self.changed.notify_all();
+                self.notify(state);
                 continue;
             }
             if state.in_flight >= self.slots {
@@ -371,7 +400,7 @@ impl Stream {
             Ok(filled) => {
                 state.traffic += filled.traffic();
                 *state.place(position).expect("nobody else finishes it") = Place::Ready(Arc::new(filled));
-                self.changed.notify_all();
+                self.notify(state);
             }
             Err(Failed { error, slot }) => {
                 // A resident's slot goes too: a rewound stream makes a new one.
@@ -385,6 +414,14 @@ impl Stream {
         }
     }
 
+    /// Wakes everybody who waits. Where nobody does, that is no call of the system, which would cost more than all else that
+    /// is done for a chunk that is here.
+    fn notify(&self, state: &State) {
+        if state.waiting > 0 {
+            self.changed.notify_all();
+        }
+    }
+
     /// Calls the backend, without the lock. Should it panic, the stream breaks: nobody would finish this read, and the
     /// others would wait for it for ever.
     pub(crate) fn call<R>(&self, call: impl FnOnce(&dyn Backend) -> R) -> R {
@@ -395,7 +432,7 @@ impl Stream {
     /// The first error stays: later ones are mostly its consequences.
     pub(crate) fn break_off(&self, state: &mut State, error: Error) {
         state.broken.get_or_insert(error);
-        self.changed.notify_all();
+        self.notify(state);
     }
 
     /// Empties the window and the order; every slot that is not lost is free afterwards. Needs every worker gone.
@@ -404,7 +441,7 @@ impl Stream {
         let (window, unready) = state.forget(&self.schedule);
         for place in window {
             let slot = match place {
-                Place::Submitted(ticket) => self.backend.cancel(ticket),
+                Place::Submitted(ticket) => self.backend.cancel(*ticket),
                 // Not the only owner: a leaked loan still points there, so this slot is lost.
                 Place::Ready(filled) => {
                     Arc::try_unwrap(filled).ok().map(|filled| self.backend.release(filled))
@@ -417,7 +454,7 @@ impl Stream {
         }
         for place in unready {
             if let Place::Submitted(ticket) = place {
-                drop(self.backend.cancel(ticket));
+                drop(self.backend.cancel(*ticket));
             }
         }
         for filled in state.give_back_all(&self.schedule) {

@@ -143,7 +143,10 @@ fn residents(count: u32, workers: usize) -> (Arc<Memory>, Stream) {
 }
 
 fn walk(stream: &Stream) {
-    let first = stream.announce(0);
+    walk_from(stream, stream.announce(0));
+}
+
+fn walk_from(stream: &Stream, first: u64) {
     let count = stream.schedule().pass(0).len() as u64;
     (0..count).for_each(|i| assert_eq!(*stream.loan(first + i).unwrap(), expected(range(0, i * 10, 10))));
 }
@@ -167,6 +170,87 @@ fn what_is_lent_goes_when_it_comes_back() {
         assert_eq!(*stream.loan(first + i).unwrap(), expected(range(0, i * 10, 10)));
     }
     assert_eq!(stream.kept_bytes(), 0);
+}
+
+#[test]
+fn many_are_lent_at_once_or_none() {
+    let (memory, stream) = residents(4, 2);
+    let first = stream.announce(0);
+    assert!(stream.loan_residents(first..first + 4).unwrap().is_none(), "none is here yet");
+    drop(stream.loan(first).unwrap());
+    assert!(stream.loan_residents(first + 1..first + 4).unwrap().is_none(), "one is, and is done");
+    (1..4).for_each(|i| drop(stream.loan(first + i).unwrap()));
+    let reads = stream.stats().reads;
+
+    let first = stream.announce(0);
+    let all = stream.loan_residents(first..first + 4).unwrap().expect("all are here");
+    (0..4).for_each(|i| assert_eq!(all[i], expected(range(0, i as u64 * 10, 10))));
+    assert!(stream.loan_residents(first + 1..first + 2).unwrap().is_none(), "lent already");
+    // Lent bytes stay as they are, and go when they come back.
+    stream.keep(0);
+    assert_eq!(stream.kept_bytes(), 40);
+    (0..4).for_each(|i| assert_eq!(all[i], expected(range(0, i as u64 * 10, 10))));
+    drop(all);
+    assert_eq!((stream.kept_bytes(), stream.stats().passes, stream.stats().reads), (0, 2, reads));
+
+    let first = stream.announce(0);
+    assert!(stream.loan_residents(first..first + 4).unwrap().is_none(), "none may stay");
+    assert!(stream.loan_residents(first..first).unwrap().is_some(), "no steps are no steps");
+    walk_from(&stream, first);
+    memory.set_faults(Faults { fail: vec![range(0, 20, 1)], ..Faults::default() });
+    let first = stream.announce(0);
+    assert!((0..4).any(|i| stream.loan(first + i).is_err()));
+    assert!(stream.loan_residents(first + 3..first + 4).is_err(), "the stream is broken");
+}
+
+/// Groups of a pass, some with a streamed step among them, are lent whole or step by step, while limits change.
+#[test]
+fn limits_do_not_show_in_what_is_lent_at_once() {
+    within_limits(|| {
+        let memory = Arc::new(Memory::new(vec![expected(range(0, 0, LENGTH as usize))]));
+        let step =
+            |i: u32| Step { range: range(0, u64::from(i) * 10, 10), loans: 1 + i % 2, resident: i % 8 != 3 };
+        let schedule = Schedule::new((0..24).map(step).collect(), vec![(0..24).collect()]).unwrap();
+        let stream = Stream::new(memory, schedule, 1).unwrap();
+        let (mut at_once, over) = (0, AtomicBool::new(false));
+        thread::scope(|scope| {
+            let limiter = scope.spawn(|| {
+                for limit in [u64::MAX, 0, 100, 210, 50, u64::MAX].into_iter().cycle() {
+                    stream.keep(limit);
+                    if over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    thread::sleep(Duration::from_micros(300));
+                }
+            });
+            for _ in 0..2000 {
+                let first = stream.announce(0);
+                for group in (0..24).step_by(4) {
+                    let right = |bytes: &[u8], i: u64| assert_eq!(*bytes, expected(range(0, i * 10, 10)));
+                    match stream.loan_residents(first + group..first + group + 4).unwrap() {
+                        Some(loans) => {
+                            at_once += 1;
+                            (0..4).for_each(|i| right(&loans[i], group + i as u64));
+                            thread::yield_now();
+                            (0..4).for_each(|i| right(&loans[i], group + i as u64));
+                        }
+                        None => {
+                            let loans = (group..group + 4).flat_map(|i| (0..1 + i % 2).map(move |_| i));
+                            loans.for_each(|i| right(&stream.loan(first + i).unwrap(), i));
+                        }
+                    }
+                }
+            }
+            over.store(true, Ordering::Relaxed);
+            limiter.join().unwrap();
+        });
+        assert!((1..3 * 2000).contains(&at_once), "{at_once} of 6000 groups: both ways are to be seen");
+        assert_eq!(stream.stats().passes, 2000);
+        stream.keep(0);
+        assert_eq!(stream.kept_bytes(), 0);
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]

@@ -140,6 +140,28 @@ fn two_workers_share_what_they_lose() {
     limited(0, 2, 1, 2, &[0], &[0, 0], &[0]);
 }
 
+/// All at once, or one by one when they are gone, while the limit falls.
+#[test]
+fn a_team_loses_its_residents() {
+    check(|| {
+        let (_, stream) = stream(0, 1, 2, 1, &[0, 1]);
+        let stream = Arc::new(stream);
+        stream.announce(0);
+        (0..2).for_each(|position| drop(stream.loan(position).unwrap()));
+        let limiter = {
+            let stream = stream.clone();
+            thread::spawn(move || stream.keep(0))
+        };
+        let first = stream.announce(0);
+        match stream.loan_residents(first..first + 2).unwrap() {
+            Some(loans) => (0..2).for_each(|i| assert_eq!(loans[i], [i as u8; LEN])),
+            None => (0..2).for_each(|i| assert_eq!(*stream.loan(first + i).unwrap(), [i as u8; LEN])),
+        }
+        limiter.join().unwrap();
+        assert_eq!((stream.stats().passes, stream.kept_bytes()), (2, 0));
+    });
+}
+
 #[test]
 fn residents_come_back() {
     limited(0, 1, 2, 1, &[0, 1], &[0, 0], &[0, 2]);

@@ -45,6 +45,7 @@ pub mod plan;
 mod pressure;
 mod sample;
 mod session;
+mod shares;
 pub mod speed;
 mod state;
 mod stop;

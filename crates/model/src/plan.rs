@@ -10,10 +10,8 @@ use sluice_kernels::Acts;
 use sluice_loader::{Schedule, Step};
 
 use crate::error::{Error, Result};
+use crate::shares::ROW_GROUP;
 use crate::weights::{Table, WeightId, Weights};
-
-/// Kernels work on rows in groups; a chunk or band that is no multiple of this ends in a slower tail.
-const ROW_GROUP: usize = 16;
 
 /// A loan and its return take 0.3 to 0.5 µs as measured, and 16 KiB of weights half a
 /// microsecond at the speed of memory: smaller bands would cost more to hand out than to multiply.

@@ -139,7 +139,7 @@ impl Sampler {
     /// # Panics
     /// If `logits` is empty.
     pub fn next(&mut self, logits: &mut [f32], history: &[u32]) -> Result<u32, NonFinite> {
-        if let Some(id) = logits.iter().position(|l| !l.is_finite()) {
+        if let Some(id) = non_finite(logits) {
             return Err(NonFinite { id, value: logits[id] });
         }
         self.penalise(logits, history);
@@ -266,15 +266,29 @@ impl Sampler {
     }
 }
 
+/// Logits looked at side by side.
+const LANES: usize = 16;
+
 /// The id of the largest logit, the lowest of equal ones.
 fn largest(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > logits[best] {
-            best = id;
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (groups, rest) = logits.as_chunks::<LANES>();
+    for group in groups {
+        for (max, &logit) in lanes.iter_mut().zip(group) {
+            *max = if logit > *max { logit } else { *max };
         }
     }
-    best as u32
+    let max = lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
+    logits.iter().position(|&logit| logit == max).unwrap_or(0) as u32
+}
+
+/// The first of these that is no number, or not a finite one.
+pub fn non_finite(logits: &[f32]) -> Option<usize> {
+    // Not the position of the first one right away: a loop that may end anywhere is not done with vectors.
+    let bad = |logit: &f32| u32::from(!logit.is_finite());
+    let group = logits.chunks(LANES * LANES).position(|group| group.iter().map(bad).sum::<u32>() > 0)?;
+    let first = group * LANES * LANES;
+    logits[first..].iter().position(|logit| !logit.is_finite()).map(|i| first + i)
 }
 
 #[cfg(test)]

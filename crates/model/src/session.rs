@@ -17,7 +17,7 @@ use crate::layers::output::Logits;
 use crate::memory::ProcessMemory;
 use crate::model::Model;
 use crate::options::Options;
-use crate::sample::NonFinite;
+use crate::sample::{NonFinite, non_finite};
 use crate::state::{State, sized};
 use crate::stream::{PassKind, StreamedWeights};
 use crate::team::Team;
@@ -277,7 +277,7 @@ impl<'m> Session<'m> {
         if wanted != Logits::None {
             let rows = llama.output.rows;
             let logits = &self.state.logits;
-            if let Some(at) = logits.iter().position(|v| !v.is_finite()) {
+            if let Some(at) = non_finite(logits) {
                 let path = self.model.path().to_owned();
                 let position = self.position + tokens.len() - logits.len() / rows + at / rows;
                 return Err(Error::NonFinite { path, position, id: at % rows, value: logits[at] });

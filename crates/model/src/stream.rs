@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
 use sluice_kernels::{Acts, Isa, QuantRows, matmul};
-use sluice_loader::{ByteRange, Stream};
+use sluice_loader::{ByteRange, Loans, Stream};
 
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Plan};
 use crate::pressure::Monitor;
-use crate::team::Team;
-use crate::weights::{Table, WeightId, Weights};
+use crate::shares::{Run, Shares};
+use crate::team::{Team, lock};
+use crate::weights::{Matrix, Table, WeightId, Weights};
 
 /// A pass with the output projection, or one without: the groups of a long prompt before its last need no logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +50,6 @@ pub struct StreamedWeights<'m> {
     computed: AtomicU64,
     /// Passes that the loader knows of and that have not begun, with the position of their first step.
     announced: VecDeque<(PassKind, u64)>,
-    /// By kind and group: all of its chunks have been in use once, and stay, so that no loan of theirs has to wait.
-    settled: Vec<Vec<bool>>,
     /// The pass being walked: its kind, the position of its first step, its next group.
     now: (PassKind, u64, usize),
 }
@@ -66,11 +65,10 @@ impl<'m> StreamedWeights<'m> {
         cancel: Arc<AtomicBool>,
     ) -> Self {
         let announced = VecDeque::new();
-        let settled = plan.passes.iter().map(|pass| vec![false; pass.groups.len()]).collect();
         let stream = Arc::new(RwLock::new(stream));
         let now = (PassKind::WithHead, 0, usize::MAX);
         let computed = AtomicU64::new(0);
-        Self { settled, table, plan, monitor: None, stream, team, isa, cancel, computed, announced, now }
+        Self { table, plan, monitor: None, stream, team, isa, cancel, computed, announced, now }
     }
 
     /// From now on gives chunks back when memory gets short, and keeps them again when there is room. Does nothing where none
@@ -160,124 +158,130 @@ impl Weights for StreamedWeights<'_> {
             self.team.share(parts.into_iter(), |part| part.build(self.isa));
         }
 
-        let x = &*x;
-        let chunks = planned
-            .steps
-            .clone()
-            .map(|step| (start + step as u64, &self.plan.chunks[pass.steps[step] as usize]));
+        let steps = planned.steps.clone();
+        let positions = start + steps.start as u64..start + steps.end as u64;
+        let chunks = steps.map(|step| &self.plan.chunks[pass.steps[step] as usize]);
         // Once for the whole group; only a rewind would wait for it, and that is ours to call.
         let reading = self.stream.read().unwrap_or_else(PoisonError::into_inner);
         let stream: &Stream = &reading;
-        if stream.limit() < stream.resident_bytes() {
-            // Who knows which are here.
-            self.settled.iter_mut().for_each(|groups| groups.fill(false));
-        }
-        // Chunks that may have to be read are taken in their order, whoever takes them; those that are here for certain
-        // are shared out beforehand, neighbours to the same worker. Should memory get short in mid-group and chunks have
-        // to be read after all, this is slow for once, and nobody waits for ever: the lowest chunk that is not done is
-        // awaited by who has it, or heads the share of a worker who waits for none.
-        let shares = if self.settled[kind.index()][index] { self.team.workers() } else { 1 };
-        let resident = planned.resident;
-        let tasks = Mutex::new(Shares::new(tasks(chunks, group, ys, x.tokens()), shares));
-        let failure = Mutex::new(None);
-        let this = &*self;
-        this.team.run(|worker| {
-            loop {
-                // A statement of its own, so that the lock is not held while the band is multiplied.
-                let task = lock(&tasks).next(worker);
-                let Some(task) = task else { break };
-                let outcome = match this.cancel.load(Ordering::Relaxed) {
-                    true => Err(Error::Interrupted),
-                    false => this.run(stream, task, x),
-                };
-                if let Err(e) = outcome {
-                    lock(&failure).get_or_insert(e);
-                    // Nobody takes another task: the region ends early.
-                    lock(&tasks).clear();
-                }
-            }
-        });
-        match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            None => {
-                self.settled[kind.index()][index] |= resident;
-                Ok(())
-            }
-            Some(error) => Err(error),
+        let here = if planned.resident { stream.loan_residents(positions.clone())? } else { None };
+        match here {
+            Some(loans) => self.multiply_residents(&loans, chunks, group, x, ys),
+            None => self.multiply_loans(stream, positions.zip(chunks), group, x, ys),
         }
     }
 }
 
 impl StreamedWeights<'_> {
+    /// Products with chunks that are all here: their rows are shared out beforehand, neighbours to the same worker.
+    fn multiply_residents<'a>(
+        &self,
+        loans: &Loans<'_>,
+        chunks: impl Iterator<Item = &'a Chunk>,
+        group: &[WeightId],
+        x: &Acts,
+        ys: &mut [&mut [f32]],
+    ) -> Result<()> {
+        let mut results = Results::new(group, ys, x.tokens());
+        let runs = chunks.enumerate().map(|(i, chunk)| {
+            let matrix = self.table.get(chunk.weight);
+            Run {
+                matrix,
+                row_bytes: matrix.row_bytes,
+                bytes: &loans[i],
+                y: results.of(chunk.weight, &chunk.rows),
+            }
+        });
+        let shares = Shares::new(runs, self.team.workers());
+        self.team.run(|worker| {
+            while !self.cancelled()
+                && let Some(run) = shares.next(worker)
+            {
+                self.multiply(run.matrix, run.bytes, x, run.y);
+            }
+        });
+        // Workers stop for nothing else, so without an interrupt nothing is left.
+        if shares.is_empty() { Ok(()) } else { Err(Error::Interrupted) }
+    }
+
+    /// Products with chunks that may have to be read: they are taken in their order, whoever takes them, so that the lowest
+    /// one that is not done is awaited by who has it.
+    fn multiply_loans<'a>(
+        &self,
+        stream: &Stream,
+        chunks: impl Iterator<Item = (u64, &'a Chunk)> + Send,
+        group: &[WeightId],
+        x: &Acts,
+        ys: &mut [&mut [f32]],
+    ) -> Result<()> {
+        let mut results = Results::new(group, ys, x.tokens());
+        let tasks = chunks
+            .flat_map(|(position, chunk)| chunk.bands().map(move |rows| (position, chunk, rows)))
+            .map(move |(position, chunk, rows)| {
+                let y = results.of(chunk.weight, &rows);
+                let rows = rows.start - chunk.rows.start..rows.end - chunk.rows.start;
+                Task { position, weight: chunk.weight, rows, y }
+            });
+        let tasks = Mutex::new(Some(tasks));
+        let failure = Mutex::new(None);
+        self.team.run(|_| {
+            loop {
+                // A statement of its own, so that the lock is not held while the band is multiplied.
+                let task = lock(&tasks).as_mut().and_then(Iterator::next);
+                let Some(task) = task else { break };
+                let outcome = match self.cancelled() {
+                    true => Err(Error::Interrupted),
+                    false => self.borrow(stream, task, x),
+                };
+                if let Err(e) = outcome {
+                    lock(&failure).get_or_insert(e);
+                    // Nobody takes another task: the region ends early.
+                    *lock(&tasks) = None;
+                }
+            }
+        });
+        failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
     /// Borrows the chunk that holds the band and multiplies the band's rows.
-    fn run(&self, stream: &Stream, task: Task<'_>, x: &Acts) -> Result<()> {
+    fn borrow(&self, stream: &Stream, task: Task<'_>, x: &Acts) -> Result<()> {
         let matrix = self.table.get(task.weight);
         let loan = stream.loan(task.position)?;
         let bytes = &loan[task.rows.start * matrix.row_bytes..task.rows.end * matrix.row_bytes];
-        let rows = QuantRows::new(matrix.format, matrix.cols, bytes).expect("a band is whole rows");
-        let began = Instant::now();
-        matmul(self.isa, rows, x, task.y);
-        self.computed.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        self.multiply(matrix, bytes, x, task.y);
         Ok(())
     }
-}
 
-/// Bands shared out to workers. Each takes its own in ascending order: kernels ask for the next rows ahead of time, which
-/// is of use only to who takes the next band as well. Who has none left takes the last of who has most.
-struct Shares<'y> {
-    queues: Vec<VecDeque<Task<'y>>>,
-}
-
-impl<'y> Shares<'y> {
-    /// `count` shares of as many rows each, or nearly so.
-    fn new(tasks: impl Iterator<Item = Task<'y>>, count: usize) -> Self {
-        let tasks: Vec<Task<'y>> = tasks.collect();
-        let weigh = |task: &Task<'_>| task.rows.len();
-        let total: usize = tasks.iter().map(weigh).sum();
-        let mut queues: Vec<VecDeque<_>> = (0..count).map(|_| VecDeque::new()).collect();
-        let mut before = 0;
-        for task in tasks {
-            let middle = before + weigh(&task) / 2;
-            before += weigh(&task);
-            queues[(middle * count / total.max(1)).min(count - 1)].push_back(task);
-        }
-        Self { queues }
+    /// Multiplies rows of a matrix.
+    fn multiply(&self, matrix: &Matrix, bytes: &[u8], x: &Acts, y: &mut [f32]) {
+        let rows = QuantRows::new(matrix.format, matrix.cols, bytes).expect("whole rows");
+        let began = Instant::now();
+        matmul(self.isa, rows, x, y);
+        self.computed.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
     }
 
-    fn next(&mut self, worker: usize) -> Option<Task<'y>> {
-        let count = self.queues.len();
-        if let Some(task) = self.queues[worker.min(count - 1)].pop_front() {
-            return Some(task);
-        }
-        self.queues.iter_mut().max_by_key(|queue| queue.len())?.pop_back()
-    }
-
-    fn clear(&mut self) {
-        self.queues.iter_mut().for_each(VecDeque::clear);
+    fn cancelled(&self) -> bool {
+        self.cancel.load(Ordering::Relaxed)
     }
 }
 
-/// The bands of a group in the order of its chunks, each with its own part of the results.
-fn tasks<'a, 'y: 'a>(
-    chunks: impl Iterator<Item = (u64, &'a Chunk)> + Send + 'a,
+/// What is left of the results of a group: rows come in ascending order, so theirs are taken off the front.
+struct Results<'a, 'y> {
     group: &'a [WeightId],
-    ys: &'a mut [&'y mut [f32]],
+    left: Vec<&'y mut [f32]>,
     tokens: usize,
-) -> impl Iterator<Item = Task<'a>> + Send + 'a {
-    // What is left of each result; bands come in ascending order, so they are taken off the front.
-    let mut left: Vec<&'a mut [f32]> = ys.iter_mut().map(|y| &mut **y).collect();
-    chunks.flat_map(|(position, chunk)| chunk.bands().map(move |rows| (position, chunk, rows))).map(
-        move |(position, chunk, rows)| {
-            let which = group.iter().position(|w| *w == chunk.weight).expect("a chunk of this group");
-            let y = left[which].split_off_mut(..rows.len() * tokens).expect("results for every row");
-            let rows = rows.start - chunk.rows.start..rows.end - chunk.rows.start;
-            Task { position, weight: chunk.weight, rows, y }
-        },
-    )
 }
 
-/// Locks, also after another worker's panic: that panic is on its way to the caller already.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+impl<'a, 'y> Results<'a, 'y> {
+    fn new(group: &'a [WeightId], ys: &'y mut [&mut [f32]], tokens: usize) -> Self {
+        Self { group, left: ys.iter_mut().map(|y| &mut **y).collect(), tokens }
+    }
+
+    /// Those of the next rows of this matrix.
+    fn of(&mut self, weight: WeightId, rows: &Range<usize>) -> &'y mut [f32] {
+        let which = self.group.iter().position(|w| *w == weight).expect("a matrix of this group");
+        self.left[which].split_off_mut(..rows.len() * self.tokens).expect("results for every row")
+    }
 }
 
 #[cfg(test)]
@@ -310,22 +314,6 @@ mod tests {
         tokens: usize,
         /// Kind of each pass and what was foreseen to follow it, which need not come.
         passes: Vec<(bool, Option<bool>)>,
-    }
-
-    #[test]
-    fn shares_are_runs_of_neighbours_and_nobody_is_idle_while_there_is_work() {
-        let mut results = vec![0.0; 90];
-        let bands = results.chunks_mut(10).enumerate().map(|(i, y)| Task {
-            position: i as u64,
-            weight: WeightId(0),
-            rows: 0..if i == 0 { 40 } else { 10 },
-            y,
-        });
-        let mut shares = Shares::new(bands, 3);
-        let mut take = |worker| shares.next(worker).map(|task| task.position);
-        assert_eq!([take(0), take(0)], [Some(0), Some(8)], "a long band is a share; then the end of another");
-        assert_eq!([take(1), take(1), take(1), take(1)], [Some(1), Some(2), Some(3), Some(4)]);
-        assert_eq!([take(1), take(2), take(2), take(0)], [Some(7), Some(5), Some(6), None]);
     }
 
     fn cases() -> impl Strategy<Value = Case> {
