@@ -123,8 +123,10 @@ impl<'a, M: Copy> Shares<'a, M> {
     /// The next run for this worker; `None` when nothing is left for anybody to take.
     pub fn next(&self, worker: usize) -> Option<Run<'a, M>> {
         let own = &self.shares[worker.min(self.shares.len() - 1)];
-        if let Some(run) = lock(&own.0).take(true) {
-            return Some(run);
+        // A statement of its own, so that the lock is not held during what follows.
+        let run = lock(&own.0).take(true);
+        if run.is_some() {
+            return run;
         }
         loop {
             let left = |share: &&Share<'a, M>| lock(&share.0).bytes;
@@ -134,8 +136,9 @@ impl<'a, M: Copy> Shares<'a, M> {
                 return None;
             }
             // Its owner may have come first.
-            if let Some(run) = lock(&most.0).take(false) {
-                return Some(run);
+            let run = lock(&most.0).take(false);
+            if run.is_some() {
+                return run;
             }
         }
     }
