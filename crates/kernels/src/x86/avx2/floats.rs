@@ -6,7 +6,7 @@ use super::lanes::load_ps;
 use crate::acts::Acts;
 use crate::numbers::{LANES, bf16_to_f32, canonical, f16_to_f32, padded, sum_lanes};
 use crate::rows::QuantRows;
-use crate::x86::memory::prefetch;
+use crate::x86::memory::prefetch_twice;
 
 /// How a weight of `N` bytes becomes a single.
 pub(super) trait Decode<const N: usize> {
@@ -129,7 +129,7 @@ fn tile<D: Decode<N>, const N: usize, const R: usize, const T: usize>(
     let mut next = weights[R - 1].as_ptr_range().end.cast::<[u8; N]>();
     for at in (0..whole).step_by(LANES) {
         if R == TOGETHER {
-            prefetch::<_, { TOGETHER * LANES }>(next);
+            prefetch_twice::<_, { TOGETHER * LANES }>(next);
             next = next.wrapping_add(TOGETHER * LANES);
         }
         for r in 0..R {

@@ -12,7 +12,7 @@ use super::per_32::{nibbles, non_linear};
 use super::tiles::{TILE, Tiles};
 use crate::acts::{Acts, Form, Group};
 use crate::blocks::{BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
-use crate::x86::memory::{InPlace, prefetch};
+use crate::x86::memory::{InPlace, prefetch_twice};
 
 /// A block, unpacked for products.
 pub(super) struct Weights {
@@ -333,7 +333,7 @@ impl<B: Wide> Tiles for Per256<B> {
             let powers = powers(a);
             let (mut s, mut m) = ([_mm256_setzero_si256(); TILE], [_mm256_setzero_si256(); TILE]);
             let mut heads = [[0; 4]; TILE];
-            prefetch::<B, TILE>(next);
+            prefetch_twice::<B, TILE>(next);
             next = next.wrapping_add(TILE);
             for r in 0..TILE {
                 // SAFETY: each row has `blocks` blocks.

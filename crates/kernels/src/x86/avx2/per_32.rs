@@ -11,7 +11,7 @@ use super::lanes::{Sums, load, load_half, load_ps, scales_of_eight, scales_of_on
 use super::tiles::{TILE, Tiles};
 use crate::acts::{Acts, Form};
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, IQ4};
-use crate::x86::memory::{InPlace, prefetch};
+use crate::x86::memory::{InPlace, prefetch_twice};
 
 /// A block of 32 weights, unpacked with AVX2.
 pub(super) trait Wide: InPlace {
@@ -213,7 +213,7 @@ impl<B: Wide> Tiles for Per32<B> {
         for (block, a) in a.iter().enumerate() {
             let mut s = [_mm256_setzero_si256(); TILE];
             let mut heads = [[0; 4]; TILE];
-            prefetch::<B, TILE>(next);
+            prefetch_twice::<B, TILE>(next);
             next = next.wrapping_add(TILE);
             for r in 0..TILE {
                 // SAFETY: each row has `blocks` blocks, and so has `a`.

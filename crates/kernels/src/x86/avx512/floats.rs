@@ -5,7 +5,7 @@ use core::arch::x86_64::*;
 use crate::acts::Acts;
 use crate::numbers::{LANES, canonical};
 use crate::rows::QuantRows;
-use crate::x86::memory::prefetch;
+use crate::x86::memory::prefetch_twice;
 
 /// How a weight of `N` bytes becomes a single.
 pub(super) trait Decode<const N: usize> {
@@ -115,7 +115,7 @@ fn tile<D: Decode<N>, const N: usize, const R: usize, const T: usize>(
     let mut next = weights[R - 1].as_ptr_range().end;
     for at in (0..cols).step_by(LANES) {
         if R == TOGETHER {
-            prefetch::<_, { TOGETHER * LANES }>(next);
+            prefetch_twice::<_, { TOGETHER * LANES }>(next);
             next = next.wrapping_add(TOGETHER * LANES);
         }
         // All of the lanes, or as many as there are columns left.

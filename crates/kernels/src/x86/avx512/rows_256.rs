@@ -12,7 +12,7 @@ use super::lanes::{
 };
 use crate::acts::{Form, Group};
 use crate::blocks::{BlockQ4K, BlockQ5K, BlockQ6K};
-use crate::x86::memory::{InPlace, prefetch};
+use crate::x86::memory::{EARLIER, InPlace, prefetch, prefetch_twice};
 
 /// The activations of one block, as the products of a format want them.
 #[derive(Clone, Copy)]
@@ -364,7 +364,7 @@ pub(super) fn rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>) -> [f32; T
         let (mut s, mut m) = ([_mm512_setzero_si512(); 4], [_mm512_setzero_si512(); 4]);
         let mut heads = [0; TILE];
         for quad in 0..4 {
-            prefetch::<B, QUAD>(next);
+            prefetch_twice::<B, QUAD>(next);
             next = next.wrapping_add(QUAD);
             let mut w = [&rows[0][0]; QUAD];
             for r in 0..QUAD {
@@ -397,13 +397,7 @@ pub(super) const LONG: usize = 1024;
 /// for rows of 1152 bytes (33 GB/s, with them 36; two threads get as much either way). Of long rows four are most of level 1 already.
 const NEAR: usize = 10 << 10;
 
-/// Lines are asked for twice, the first time so many bytes earlier: a core drops requests beyond what it can have on its way,
-/// and what level 1 gave up again meanwhile comes from nearer the second time. Two threads, alternated, with a first time and
-/// without: Q4_K, Q5_K and IQ4_XS of 4096 weights 5 to 9 % faster, Q2_K and Q3_K 2 to 5 %, Q4_K of 14336 weights 7 %; one
-/// thread 3 to 10 %. 2 to 8 KB are alike.
-const FIRST: usize = 4 << 10;
-
-/// Bytes of a block up to which that is so for rows of any length. Of Q6_K four blocks are 14 lines, and twice as many requests
+/// Bytes of a block up to which lines are asked for twice in rows of any length. Of Q6_K four blocks are 14 lines, and twice as many requests
 /// with every step cost two threads as much as they bring one: 4 % slower with rows of 2048 weights, of 4096 from 5 % slower
 /// to 6 % faster, 2 % faster with 8192, 1 to 5 % with 14336.
 const FEW: usize = 200;
@@ -432,7 +426,7 @@ pub(super) fn long_rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>) -> [f
         for quad in 0..here {
             let block = first + quad;
             if twice {
-                prefetch::<B, QUAD>(next.wrapping_byte_add(FIRST));
+                prefetch::<B, QUAD>(next.wrapping_byte_add(EARLIER));
             }
             prefetch::<B, QUAD>(next);
             next = next.wrapping_add(QUAD);

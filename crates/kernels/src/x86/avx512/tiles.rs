@@ -9,7 +9,7 @@ use core::arch::x86_64::*;
 use super::lanes::{QUAD, Sums, TILE, join, load_quarter, store_singles, transpose_elements, transpose_tile};
 use crate::acts::Acts;
 use crate::rows::QuantRows;
-use crate::x86::memory::{InPlace, blocks_of, prefetch};
+use crate::x86::memory::{InPlace, blocks_of, prefetch_twice};
 
 /// Panels that are multiplied together: each activation on its way from memory serves as many.
 pub(super) const PANELS: usize = 2;
@@ -136,7 +136,7 @@ fn rows<T: Tiles, const R: usize>(
         let each = left.div_ceil(times);
         let mut ask = || {
             for _ in 0..each.min(left) {
-                prefetch::<T::Block, QUAD>(next);
+                prefetch_twice::<T::Block, QUAD>(next);
                 next = next.wrapping_add(QUAD);
                 left -= 1;
             }
