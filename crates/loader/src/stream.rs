@@ -146,8 +146,8 @@ impl Stream {
 
     /// Borrows the bytes of all these steps at once, and every loan of theirs: when each of them is a resident that is in
     /// memory and of which nobody has a loan in this pass. `None` when that is not so, and nothing is borrowed then. Nobody
-    /// waits here. A loan by itself costs a team half a microsecond, of which with everything resident a token of 8 billion
-    /// weights takes four thousand.
+    /// waits here. Taken and returned one by one they cost two workers 1.3 to 1.6 µs a chunk when this was measured, and a token
+    /// of 8 billion resident weights has 4,400.
     ///
     /// # Errors
     /// As [`Stream::loan`].

@@ -1,7 +1,7 @@
 //! A 64-bit digest of logits, so that two runs can be compared bit for bit by comparing one number.
 
-/// Numbers that are mixed side by side. One chain would be a multiplication and a rotation behind the other: of 128 thousand
-/// logits a sixth of a millisecond with every token.
+/// Numbers that are mixed side by side. One chain would be a multiplication and a rotation behind the other, five cycles
+/// or so a number; in eight lanes 128 thousand logits take 27 µs.
 const LANES: usize = 8;
 
 /// Hash of every logits row's bits, in order. Two runs have the same digest when they computed the same bits.

@@ -18,8 +18,7 @@ use crate::weights::{Table, WeightId, Weights};
 const SMALLEST_BAND: usize = 16 << 10;
 
 /// Kernels ask for the next rows ahead of time, and that is in vain at the end of a band, whose successor is another
-/// worker's: longer bands lose less. Against 256 KiB this was worth 5 % of decode speed on 1.1 billion resident weights
-/// and 25 % through mmap, and nothing either way for copies, which still fit the L2 of current cores.
+/// worker's: longer bands lose less. Against 256 KiB this was worth 25 % of decode speed through mmap, and nothing either way for copies, which still fit the L2 of current cores.
 const LARGEST_BAND: usize = 1 << 20;
 
 /// Bands per worker and group: with four, a worker that was held up costs the others at most an eighth or so

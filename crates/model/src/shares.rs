@@ -8,11 +8,11 @@ use crate::team::lock;
 /// Kernels work on rows in groups; a run that is no multiple of this ends in a slower tail.
 pub const ROW_GROUP: usize = 16;
 
-/// Bytes of the shortest run that a worker takes: at the speed of memory one and a half microseconds, and taking it is a
-/// twentieth of that. No worker is done much earlier than another.
+/// Bytes of the shortest run that a worker takes: at the speed of memory one and a half microseconds, and taking it a
+/// tenth of one. No worker is done much earlier than another.
 const SHORTEST: usize = 32 << 10;
 
-/// Bytes of the longest run: how long an interrupt may have to wait.
+/// Bytes of the longest run: how long an interrupt may have to wait, times the tokens.
 const LONGEST: usize = 1 << 20;
 
 /// A worker takes this part of what is left of its share, so that runs get shorter towards the end, and there is always

@@ -17,7 +17,8 @@ use crate::error::{Error, Result};
 
 /// How long a worker spins before it sleeps. Between two regions of a pass lie norms, rotations, quantisation and the like, 10
 /// to 35 µs for one token of 8 billion weights, and who sleeps by then comes 15 to 35 µs late. Decode against 20 µs, two
-/// workers: SmolLM2 and 8 billion weights 2 % faster with 50 µs as with 100 to 400, 1.1 billion 4 to 6 %.
+/// workers: with 50 to 400 µs SmolLM2 and 8 billion weights are 2 to 3 % faster, 1.1 billion 3 to 6 %; with another busy process
+/// on the two cores 20 and 100 µs are alike.
 const SPIN: Duration = Duration::from_micros(100);
 
 /// Turns between two looks at the clock, which costs as much as a dozen turns, and at whether somebody else wants the
