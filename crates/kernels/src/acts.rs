@@ -1,7 +1,12 @@
 //! Activations: the f32 values of some tokens, and the 8-bit forms of them that quantised weights are multiplied with.
 
+mod planes;
 mod quantise;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use self::planes::PLANES;
+pub(crate) use self::planes::Planes;
+use self::planes::TILE_TOKENS;
 pub use self::quantise::Part;
 use self::quantise::{Piece, To32, To256};
 use crate::format::Format;
@@ -31,6 +36,8 @@ pub struct Acts {
     values: Vec<f32>, // tokens × cols
     per_32: Form<i32>,
     per_256: Form<i16>,
+    /// `per_256` once more, for levels with a tile unit.
+    planes: Planes,
     /// What these forms leave, without values of its own; with 16 bits only.
     rest: Option<Box<Acts>>,
 }
@@ -162,7 +169,7 @@ impl Acts {
     /// # Panics
     /// When the columns are not a whole number of the format's blocks; such rows cannot exist.
     pub fn prepare(&mut self, isa: Isa, format: Format) {
-        for part in self.parts(format, 1) {
+        for part in self.parts(isa, format, 1) {
             part.build(isa);
         }
     }
@@ -172,14 +179,18 @@ impl Acts {
     ///
     /// # Panics
     /// When `count` is 0, or as [`Acts::prepare`].
-    pub fn parts(&mut self, format: Format, count: usize) -> Vec<Part<'_>> {
+    pub fn parts(&mut self, isa: Isa, format: Format, count: usize) -> Vec<Part<'_>> {
         let (tokens, cols) = (self.tokens, self.cols);
         let mut rest = self.rest.as_deref_mut();
         if let Some(rest) = &mut rest {
             (rest.tokens, rest.cols) = (tokens, cols);
         }
         assert!(cols.is_multiple_of(format.block_len()), "{format} has no rows of {cols} columns");
-        let each = tokens.div_ceil(count).max(1);
+        let mut each = tokens.div_ceil(count).max(1);
+        let tiles = if isa.multiplies_tiles(tokens) { tokens.div_ceil(TILE_TOKENS) } else { 0 };
+        if tiles > 0 {
+            each = each.next_multiple_of(TILE_TOKENS);
+        }
         match wanted(format) {
             Wanted::Per32 if !self.per_32.ready => {
                 let to = self.per_32.divide(tokens, cols, each);
@@ -190,8 +201,10 @@ impl Acts {
                     .collect()
             }
             Wanted::Per256 if !self.per_256.ready => {
-                let to = self.per_256.divide(tokens, cols, each);
-                let mut rest = rest.map(|rest| rest.per_256.divide(tokens, cols, each).into_iter());
+                let len = tiles * (cols / 256);
+                let to = self.per_256.divide(tokens, cols, each, &mut self.planes, len);
+                let mut rest = rest
+                    .map(|rest| rest.per_256.divide(tokens, cols, each, &mut rest.planes, len).into_iter());
                 let parts = self.values.chunks(each * cols).zip(to);
                 parts
                     .map(|(x, to)| Part(Piece::Per256(x, to, rest.as_mut().and_then(Iterator::next))))
@@ -211,7 +224,8 @@ impl Acts {
                 + form.sums.capacity() * size_of::<Sum>()
         }
         let rest = self.rest.as_ref().map_or(0, |rest| rest.heap_bytes());
-        self.values.capacity() * size_of::<f32>() + form(&self.per_32) + form(&self.per_256) + rest
+        let planes = self.planes.blocks.capacity() * size_of::<planes::BlockPlanes>();
+        self.values.capacity() * size_of::<f32>() + form(&self.per_32) + form(&self.per_256) + planes + rest
     }
 
     /// What the form for `format` leaves of the values, where products take that into account.
@@ -246,6 +260,12 @@ impl Acts {
     /// The form with a scale per 32 values.
     pub(crate) fn per_32(&self) -> &Form<i32> {
         &self.per_32
+    }
+
+    /// The same for a tile unit, if it was built.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn planes(&self) -> Option<&Planes> {
+        Some(&self.planes).filter(|planes| !planes.blocks.is_empty())
     }
 
     /// The form with a scale per 256 values.
@@ -298,8 +318,17 @@ impl Form<i32> {
 
 impl Form<i16> {
     /// Makes room for all groups of 256, and divides it into parts of `each` tokens.
-    fn divide(&mut self, tokens: usize, cols: usize, each: usize) -> Vec<To256<'_>> {
+    fn divide<'a>(
+        &'a mut self,
+        tokens: usize,
+        cols: usize,
+        each: usize,
+        planes: &'a mut Planes,
+        len: usize,
+    ) -> Vec<To256<'a>> {
         let groups = tokens * (cols / 256);
+        planes.resize(len);
+        let mut planes = planes.blocks.chunks_mut((each / TILE_TOKENS * (cols / 256)).max(1));
         self.resize(tokens * cols, groups + SPARE, groups * 8, groups * 16);
         self.ready = true;
         let scales = columns(&mut self.scales, tokens, cols / 256, each);
@@ -307,7 +336,10 @@ impl Form<i16> {
         let powers = self.powers.chunks_mut(each * cols / 32);
         let sums = self.sums.chunks_mut(each * cols / 16);
         let parts = self.q.chunks_mut(each * cols).zip(scales).zip(shifts.zip(powers)).zip(sums);
-        let part = |(((q, scales), (shifts, powers)), sums)| To256 { q, scales, shifts, powers, sums };
+        let part = |(((q, scales), (shifts, powers)), sums)| {
+            let planes = planes.next().unwrap_or_default();
+            To256 { q, scales, shifts, powers, sums, planes }
+        };
         parts.map(part).collect()
     }
 
@@ -437,14 +469,14 @@ mod tests {
             for count in [1, 2, 3, 7, 100] {
                 let mut acts = Acts::with_bits(bits);
                 acts.reset(tokens, cols).copy_from_slice(&x);
-                let parts = acts.parts(format, count);
+                let parts = acts.parts(Isa::scalar(), format, count);
                 assert!(parts.len() <= count);
                 parts.into_iter().rev().for_each(|part| part.build(Isa::scalar()));
-                assert!(acts.parts(format, count).is_empty(), "built already");
+                assert!(acts.parts(Isa::scalar(), format, count).is_empty(), "built already");
                 assert_eq!(format!("{acts:?}"), format!("{whole:?}"), "{count} parts of {format}");
             }
         }
-        assert!(Acts::default().parts(Format::F32, 2).is_empty());
+        assert!(Acts::default().parts(Isa::scalar(), Format::F32, 2).is_empty());
     }
 
     #[test]

@@ -12,11 +12,21 @@ use crate::x86::{Avx2, Avx512};
 const VARIABLE: &str = "SLUICE_ISA";
 
 /// A CPU level. Having one proves that this CPU can run it, so every kernel is safe to call with any.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// Two are equal when they are the same level: their choices change no result.
+#[derive(Clone, Copy, Debug)]
 pub struct Isa {
     level: Level,
     tuning: Tuning,
 }
+
+impl PartialEq for Isa {
+    fn eq(&self, other: &Self) -> bool {
+        self.level == other.level
+    }
+}
+
+impl Eq for Isa {}
 
 /// What an [`Isa`] stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +36,7 @@ pub(crate) enum Level {
     /// AVX2 with FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
-    /// AVX-512 (F, BW, DQ, VL) with VNNI, and all of AVX2.
+    /// AVX-512 (F, BW, DQ, VL) with VNNI, and all of AVX2; with the tile unit (AMX) where the proof says so.
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
 }
@@ -56,7 +66,7 @@ pub(crate) trait Portable {
 
 impl Isa {
     /// The best level of this CPU, or the one that the environment variable `SLUICE_ISA` names (`scalar`, `avx2`,
-    /// `avx512`; empty counts as unset).
+    /// `avx512`, `amx`; empty counts as unset).
     ///
     /// # Errors
     /// When the variable names no level of this program, or one that this CPU does not have; when `SLUICE_TUNE` is set and not
@@ -99,6 +109,8 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Level::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
+            Level::Avx512(proof) if proof.amx() => "amx",
+            #[cfg(target_arch = "x86_64")]
             Level::Avx512(_) => "avx512",
         }
     }
@@ -112,6 +124,15 @@ impl Isa {
                 value: name.to_owned(),
                 available: available.iter().map(|isa| isa.name()).collect(),
             }),
+        }
+    }
+
+    /// Whether so many tokens are multiplied by a tile unit, which takes activations in a form of its own.
+    pub(crate) fn multiplies_tiles(self, tokens: usize) -> bool {
+        match self.level {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(proof) => proof.amx() && tokens >= self.tuning.tile_tokens,
+            _ => false,
         }
     }
 
@@ -150,7 +171,8 @@ impl Isa {
 fn wide() -> impl Iterator<Item = Isa> {
     let avx2 = Avx2::detect().map(Level::Avx2);
     let avx512 = Avx512::detect().map(Level::Avx512);
-    avx2.into_iter().chain(avx512).map(|level| Isa { level, ..Isa::scalar() })
+    let amx = Avx512::detect().and_then(Avx512::detect_amx).map(Level::Avx512);
+    avx2.into_iter().chain(avx512).chain(amx).map(|level| Isa { level, ..Isa::scalar() })
 }
 
 /// No other levels for other CPUs yet.
@@ -210,7 +232,7 @@ mod tests {
         for isa in Isa::available() {
             assert_eq!(Isa::named(isa.name()), Ok(isa));
         }
-        assert_eq!(Isa::available()[0], Isa::scalar());
+        assert_eq!(Isa::available()[0].name(), Isa::scalar().name());
     }
 
     #[test]

@@ -55,7 +55,7 @@ const ZEN: Tuning = Tuning {
 };
 const INTEL: Tuning = Tuning {
     kind: "intel",
-    hint: Hint::T0,
+    hint: Hint::T1,
     twice: false,
     distance: 2 << 10,
     walk: Walk::InOrder,

@@ -154,7 +154,7 @@ impl Weights for StreamedWeights<'_> {
         self.now.2 += 1;
         let parts = x.tokens().div_ceil(self.team.tokens_each(x.tokens()).max(1)).max(1);
         for id in group {
-            let parts = x.parts(self.table.get(*id).format, parts);
+            let parts = x.parts(self.isa, self.table.get(*id).format, parts);
             self.team.share(parts.into_iter(), |part| part.build(self.isa));
         }
 

@@ -1,5 +1,6 @@
 //! Rounding activations to 8 bits, and what that leaves of them to 8 bits more.
 
+use super::planes::{BlockPlanes, TILE_TOKENS};
 use super::{Columns, FINEST};
 use crate::isa::{Isa, Portable};
 
@@ -31,6 +32,8 @@ pub(super) struct To256<'a> {
     pub shifts: &'a mut [u8],
     pub powers: &'a mut [i16],
     pub sums: &'a mut [i16],
+    /// Empty where no tile unit wants them.
+    pub planes: &'a mut [BlockPlanes],
 }
 
 impl Part<'_> {
@@ -60,6 +63,8 @@ trait To<const N: usize> {
     fn put(&mut self, at: usize, groups: usize, x: &[f32; N]);
     /// What rounding left of a group.
     fn left(&self, at: usize, groups: usize, x: &[f32; N]) -> [f32; N];
+    /// What is made of the groups once all of them are there.
+    fn finish(&mut self) {}
 }
 
 /// Rounds all groups of some tokens, and what that leaves of them where there is a place for it.
@@ -71,6 +76,10 @@ fn fill<const N: usize, T: To<N>>(x: &[f32], mut to: T, mut rest: Option<T>) {
         if let Some(rest) = &mut rest {
             rest.put(at, groups, &to.left(at, groups, x));
         }
+    }
+    to.finish();
+    if let Some(rest) = &mut rest {
+        rest.finish();
     }
 }
 
@@ -128,6 +137,28 @@ impl To<256> for To256<'_> {
             powers[part] = 1 << shift;
         }
         self.scales[at % groups][at / groups] = scale;
+    }
+
+    #[inline(always)]
+    fn finish(&mut self) {
+        if self.planes.is_empty() {
+            return;
+        }
+        let blocks = self.scales.len();
+        let tokens = self.q.len() / (256 * blocks);
+        for (tile, planes) in self.planes.chunks_exact_mut(blocks).enumerate() {
+            for (block, planes) in planes.iter_mut().enumerate() {
+                for lane in 0..TILE_TOKENS {
+                    let at = (tile * TILE_TOKENS + lane) * blocks + block;
+                    if tile * TILE_TOKENS + lane < tokens {
+                        let q = &self.q.as_chunks().0[at];
+                        planes.put(lane, q, &self.shifts.as_chunks().0[at], &self.sums.as_chunks().0[at]);
+                    } else {
+                        planes.clear(lane);
+                    }
+                }
+            }
+        }
     }
 
     #[inline(always)]

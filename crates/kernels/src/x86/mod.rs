@@ -9,6 +9,7 @@ use crate::rows::QuantRows;
 use crate::tuning::Tuning;
 use crate::wide::Wide;
 
+mod amx;
 mod avx2;
 mod avx512;
 mod memory;
@@ -68,7 +69,10 @@ impl Avx2 {
 
 /// Proof that this CPU has AVX-512 with VNNI and all that AVX2 asks for, and that the system saves the wide registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Avx512(Avx2);
+pub(crate) struct Avx512 {
+    avx2: Avx2,
+    amx: bool,
+}
 
 impl Avx512 {
     /// The proof, if it holds.
@@ -78,12 +82,22 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vnni");
-        Avx2::detect().filter(|_| all).map(Self)
+        Avx2::detect().filter(|_| all).map(|avx2| Self { avx2, amx: false })
     }
 
     /// The proof of what is included.
     pub(crate) fn avx2(self) -> Avx2 {
-        self.0
+        self.avx2
+    }
+
+    /// The proof of a tile unit for bytes besides, if it holds; asks the system for its use.
+    pub(crate) fn detect_amx(self) -> Option<Self> {
+        amx::detect().then_some(Self { amx: true, ..self })
+    }
+
+    /// Whether the tile unit is proved.
+    pub(crate) const fn amx(self) -> bool {
+        self.amx
     }
 
     /// Portable code, compiled with the widest registers.
@@ -102,6 +116,12 @@ impl Avx512 {
 
     /// y = W·x; the caller has checked shapes and forms, and there is at least one row and one token.
     pub(crate) fn matmul(self, w: QuantRows<'_>, x: &Acts, y: &mut [f32], tuning: Tuning) {
+        if let (true, Some(planes)) = (self.amx, x.planes())
+            && let Some(product) = amx::product(w.format())
+        {
+            // SAFETY: as in `run`, and `detect_amx` has found the unit.
+            return unsafe { product(w, x, planes, y) };
+        }
         // SAFETY: as in `run`.
         unsafe { avx512::matmul(w, x, y, tuning) }
     }

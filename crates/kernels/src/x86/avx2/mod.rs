@@ -7,7 +7,7 @@
 mod floats;
 mod lanes;
 mod panels;
-mod per_256;
+pub(super) mod per_256;
 mod per_32;
 mod tiles;
 

@@ -15,17 +15,17 @@ use crate::blocks::{BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K
 use crate::x86::memory::{InPlace, Prefetch};
 
 /// A block, unpacked for products.
-pub(super) struct Weights {
+pub(in crate::x86) struct Weights {
     /// 8 × 32 bytes, unsigned unless the format says otherwise.
-    q: [__m256i; 8],
+    pub(in crate::x86) q: [__m256i; 8],
     /// Element `k` of each half, in 16 bits: the scale that the pairs of products in that half of `q[k]` are multiplied with.
-    scales: __m256i,
+    pub(in crate::x86) scales: __m256i,
     /// Per 16 weights, in 16 bits: the minimum, or the scale where a format has an offset to take off.
-    per_16: __m256i,
+    pub(in crate::x86) per_16: __m256i,
 }
 
 /// A block of 256 weights, unpacked with AVX2.
-pub(super) trait Wide: InPlace {
+pub(in crate::x86) trait Wide: InPlace {
     /// Whether there are minima.
     const HAS_MIN: bool;
     /// What unpacked weights lie above the real ones; 0 with minima.

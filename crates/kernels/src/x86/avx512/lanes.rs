@@ -125,7 +125,7 @@ pub(super) fn transpose_tile(v: [__m512; TILE]) -> [__m512; TILE] {
 /// 16 singles.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn load_singles(from: &[f32; TILE]) -> __m512 {
+pub(in crate::x86) fn load_singles(from: &[f32; TILE]) -> __m512 {
     // SAFETY: 16 singles are there, at any alignment.
     unsafe { _mm512_loadu_ps(from.as_ptr()) }
 }
@@ -133,7 +133,7 @@ pub(super) fn load_singles(from: &[f32; TILE]) -> __m512 {
 /// 16 singles.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn store_singles(v: __m512, to: &mut [f32; TILE]) {
+pub(in crate::x86) fn store_singles(v: __m512, to: &mut [f32; TILE]) {
     // SAFETY: there is room for 16 singles, at any alignment.
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), v) };
 }
