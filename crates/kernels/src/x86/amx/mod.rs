@@ -32,9 +32,13 @@ const ROWS: usize = PAIR * SIDE;
 /// Tiles of 64 columns in a block.
 const STEPS: usize = 4;
 
-/// Tokens for which a block of weights is unpacked once: unpacking takes as long as multiplying with about 80 tokens, and their
-/// sums are 128 KB of level 2.
+/// Tokens for which a block of weights is unpacked once: unpacking takes as long as multiplying with about 80 tokens. Their
+/// planes of a block, 400 KB, stay in level 2 while they meet [`SOME`] rows; from level 3 they would come five times as slowly as
+/// they are used.
 const TOKENS: usize = 512;
+
+/// Rows that meet a block of activations before the next one. Their sums with all tokens, twice 4 bytes each, are 780 KB.
+const SOME: usize = 6 * ROWS;
 
 /// A block of 32 rows.
 struct Panel {
@@ -44,13 +48,6 @@ struct Panel {
     min: [[i32; 8]; ROWS],
     d: [f32; ROWS],
     dmin: [f32; ROWS],
-}
-
-/// What a row has gathered with 16 tokens.
-#[derive(Clone, Copy)]
-struct Gathered {
-    acc: [f32; SIDE],
-    accm: [f32; SIDE],
 }
 
 /// A product of one format.
@@ -79,46 +76,49 @@ pub(super) unsafe fn matmul<B: Wide>(w: QuantRows<'_>, x: &Acts, planes: &Planes
     // SAFETY: the caller vouches for the unit.
     let tiles = unsafe { Tiles::new() };
     let (tokens, blocks) = (x.tokens(), x.cols() / 256);
-    let none = Gathered { acc: [0.0; SIDE], accm: [0.0; SIDE] };
-    let mut gathered = vec![[none; ROWS]; tokens.min(TOKENS).div_ceil(SIDE)];
     let mut panel = Box::new(Panel {
         q: [[[Tile::ZERO; PAIR]; STEPS]; PLANES],
         min: [[0; 8]; ROWS],
         d: [0.0; ROWS],
         dmin: [0.0; ROWS],
     });
+    let mut sums = [[Sums::ZERO; PLANES]; PAIR];
+    let some = SOME.min(w.rows().next_multiple_of(ROWS));
+    let mut minima = vec![0.0; if B::HAS_MIN { some * tokens.min(TOKENS).next_multiple_of(SIDE) } else { 0 }];
     let all = blocks_of::<B>(w);
     for first in (0..tokens).step_by(TOKENS) {
         let here = TOKENS.min(tokens - first);
-        let gathered = &mut gathered[..here.div_ceil(SIDE)];
-        for (w, y) in all.chunks(ROWS * blocks).zip(y.chunks_mut(ROWS * tokens)) {
-            gathered.fill([none; ROWS]);
-            let rows = w.len() / blocks;
+        let each = ROWS * here.next_multiple_of(SIDE);
+        for (w, y) in all.chunks(some * blocks).zip(y.chunks_mut(some * tokens)) {
             for block in 0..blocks {
-                for (row, w) in w.chunks_exact(blocks).enumerate() {
-                    unpack(&w[block], row, &mut panel);
-                }
-                for (tile, gathered) in gathered.iter_mut().enumerate() {
-                    let at = first / SIDE + tile;
-                    if rows > SIDE {
-                        multiply::<B, PAIR>(&tiles, &panel, x, planes, at, block, rows, gathered);
-                    } else {
-                        multiply::<B, 1>(&tiles, &panel, x, planes, at, block, rows, gathered);
+                for (at, (w, y)) in w.chunks(ROWS * blocks).zip(y.chunks_mut(ROWS * tokens)).enumerate() {
+                    for (row, w) in w.chunks_exact(blocks).enumerate() {
+                        unpack(&w[block], row, &mut panel);
                     }
-                }
-            }
-            for (row, y) in y.chunks_exact_mut(tokens).enumerate() {
-                for (gathered, y) in gathered.iter().zip(y[first..first + here].chunks_mut(SIDE)) {
-                    let Gathered { acc, accm } = &gathered[row];
-                    let mut out = [0.0; SIDE];
-                    let v = _mm512_sub_ps(load_singles(acc), load_singles(accm));
-                    let odd = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
-                    store_singles(_mm512_mask_mov_ps(v, odd, _mm512_set1_ps(NAN)), &mut out);
-                    y.copy_from_slice(&out[..y.len()]);
+                    for token in (first..first + here).step_by(SIDE) {
+                        let at = at * each + (token - first) * ROWS;
+                        let minima = minima.get_mut(at..).unwrap_or_default();
+                        let place = Place { block, token, rows: w.len() / blocks };
+                        if place.rows > SIDE {
+                            multiply::<B, PAIR>(&tiles, &panel, x, planes, place, &mut sums, minima, y);
+                        } else {
+                            multiply::<B, 1>(&tiles, &panel, x, planes, place, &mut sums, minima, y);
+                        }
+                    }
                 }
             }
         }
     }
+}
+
+/// Which products are computed.
+#[derive(Clone, Copy)]
+struct Place {
+    block: usize,
+    /// The first of 16 tokens.
+    token: usize,
+    /// How many of the panel's rows are real.
+    rows: usize,
 }
 
 /// A block to row `row` of the panel.
@@ -164,7 +164,7 @@ fn unpack<B: Wide>(w: &B, row: usize, panel: &mut Panel) {
     }
 }
 
-/// 16 tokens with up to `R` times 16 rows, of which `rows` are real.
+/// 16 tokens with up to `R` times 16 rows: what they gather is in `y` (rows × tokens), that of the minima in `minima` (rows × 16).
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c")]
 fn multiply<B: Wide, const R: usize>(
@@ -172,13 +172,13 @@ fn multiply<B: Wide, const R: usize>(
     panel: &Panel,
     x: &Acts,
     planes: &Planes,
-    tile: usize,
-    block: usize,
-    rows: usize,
-    gathered: &mut [Gathered; ROWS],
+    at: Place,
+    sums: &mut [[Sums; PLANES]; PAIR],
+    minima: &mut [f32],
+    y: &mut [f32],
 ) {
     let (form, tokens, blocks) = (x.per_256(), x.tokens(), x.cols() / 256);
-    let here = planes.tile(tile * blocks + block);
+    let here = planes.tile(at.token / SIDE * blocks + at.block);
     tiles.zero::<0>();
     tiles.zero::<1>();
     tiles.zero::<2>();
@@ -192,34 +192,53 @@ fn multiply<B: Wide, const R: usize>(
         step_of::<1, 4, R>(tiles, &panel.q[1][step], as_tile(&here.q[1][step]));
         step_of::<2, 5, R>(tiles, &panel.q[2][step], as_tile(&here.q[2][step]));
     }
-    let mut sums = [[Sums::ZERO; PLANES]; R];
     tiles.store::<0>(&mut sums[0][0]);
     tiles.store::<1>(&mut sums[0][1]);
     tiles.store::<2>(&mut sums[0][2]);
     if R == PAIR {
-        tiles.store::<3>(&mut sums[R - 1][0]);
-        tiles.store::<4>(&mut sums[R - 1][1]);
-        tiles.store::<5>(&mut sums[R - 1][2]);
+        tiles.store::<3>(&mut sums[1][0]);
+        tiles.store::<4>(&mut sums[1][1]);
+        tiles.store::<5>(&mut sums[1][2]);
     }
     // Behind the last scale there are as many spare ones as a register holds.
-    let dx = load_singles(form.scales[block * tokens + tile * SIDE..].first_chunk().expect("spare scales"));
-    for row in 0..rows {
-        let [low, high, both] = [0, 1, 2].map(|plane| sums[row / SIDE][plane].0[row % SIDE]);
-        let (low, high, both) = (words(&low), words(&high), words(&both));
+    let dx = load_singles(form.scales[at.block * tokens + at.token..].first_chunk().expect("spare scales"));
+    let count = SIDE.min(tokens - at.token);
+    let real = if count == SIDE { !0 } else { (1 << count) - 1 };
+    let (is_first, is_last) = (at.block == 0, at.block + 1 == blocks);
+    for (row, y) in y.chunks_exact_mut(tokens).enumerate() {
+        let [low, high, both] = &sums[row / SIDE];
+        let (low, high, both) =
+            (words(&low.0[row % SIDE]), words(&high.0[row % SIDE]), words(&both.0[row % SIDE]));
         let middle = _mm512_sub_epi32(_mm512_sub_epi32(both, low), high);
         let s = _mm512_add_epi32(low, _mm512_slli_epi32::<6>(middle));
         let s = _mm512_add_epi32(s, _mm512_slli_epi32::<12>(high));
-        let to = &mut gathered[row];
+        let y = &mut y[at.token..at.token + count];
         let d = _mm512_mul_ps(_mm512_set1_ps(panel.d[row]), dx);
-        store_singles(_mm512_fmadd_ps(d, _mm512_cvtepi32_ps(s), load_singles(&to.acc)), &mut to.acc);
+        // SAFETY: the mask ends where the tokens do, and so does the slice.
+        let acc =
+            if is_first { _mm512_setzero_ps() } else { unsafe { _mm512_maskz_loadu_ps(real, y.as_ptr()) } };
+        let mut acc = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(s), acc);
+        let mut accm = _mm512_setzero_ps();
         if B::HAS_MIN {
             let mut m = _mm512_setzero_si512();
             for pair in 0..8 {
                 m = _mm512_dpwssd_epi32(m, _mm512_set1_epi32(panel.min[row][pair]), words(&here.sums[pair]));
             }
             let dmin = _mm512_mul_ps(_mm512_set1_ps(panel.dmin[row]), dx);
-            store_singles(_mm512_fmadd_ps(dmin, _mm512_cvtepi32_ps(m), load_singles(&to.accm)), &mut to.accm);
+            let to = minima[row * SIDE..].first_chunk_mut().expect("room for every row");
+            if !is_first {
+                accm = load_singles(to);
+            }
+            accm = _mm512_fmadd_ps(dmin, _mm512_cvtepi32_ps(m), accm);
+            store_singles(accm, to);
         }
+        if is_last {
+            acc = _mm512_sub_ps(acc, accm);
+            let odd = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(acc, acc);
+            acc = _mm512_mask_mov_ps(acc, odd, _mm512_set1_ps(NAN));
+        }
+        // SAFETY: as above.
+        unsafe { _mm512_mask_storeu_ps(y.as_mut_ptr(), real, acc) };
     }
 }
 
