@@ -37,8 +37,8 @@ pub(super) trait Block256: InPlace {
     unsafe fn mins(&self) -> int8x16_t {
         vdupq_n_s8(0)
     }
-    /// The scale of the scales and, where there is one, that of the minima.
-    fn head(&self) -> [u8; 4];
+    /// The half that is the scale of the scales and, above it, that of the minima if there are some.
+    fn head(&self) -> u32;
 }
 
 /// No weights yet.
@@ -105,8 +105,8 @@ impl Block256 for BlockQ4K {
     }
 
     #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
+    fn head(&self) -> u32 {
+        u32::from_le_bytes([self.d[0], self.d[1], self.dmin[0], self.dmin[1]])
     }
 }
 
@@ -144,8 +144,8 @@ impl Block256 for BlockQ5K {
     }
 
     #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
+    fn head(&self) -> u32 {
+        u32::from_le_bytes([self.d[0], self.d[1], self.dmin[0], self.dmin[1]])
     }
 }
 
@@ -187,8 +187,8 @@ impl Block256 for BlockQ6K {
     }
 
     #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
+    fn head(&self) -> u32 {
+        u32::from(u16::from_le_bytes(self.d))
     }
 }
 
@@ -224,8 +224,8 @@ impl Block256 for BlockQ2K {
     }
 
     #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
+    fn head(&self) -> u32 {
+        u32::from_le_bytes([self.d[0], self.d[1], self.dmin[0], self.dmin[1]])
     }
 }
 
@@ -264,8 +264,8 @@ impl Block256 for BlockQ3K {
     }
 
     #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
+    fn head(&self) -> u32 {
+        u32::from(u16::from_le_bytes(self.d))
     }
 }
 
@@ -299,8 +299,8 @@ impl Block256 for BlockIq4Xs {
     }
 
     #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
+    fn head(&self) -> u32 {
+        u32::from(u16::from_le_bytes(self.d))
     }
 }
 

@@ -20,8 +20,8 @@ pub(super) trait Block32: InPlace {
     /// # Safety
     /// The CPU must have NEON.
     unsafe fn weights(&self) -> [int8x16_t; 2];
-    /// The first four bytes: the scale and, where there is one, the minimum.
-    fn head(&self) -> [u8; 4];
+    /// The half that is the scale and, above it, the one that is the minimum if there is one.
+    fn head(&self) -> u32;
 }
 
 /// The low nibbles of 16 bytes, then the high ones.
@@ -67,8 +67,8 @@ impl Block32 for BlockQ4_0 {
         nibbles(&self.qs)
     }
     #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
+    fn head(&self) -> u32 {
+        u32::from(u16::from_le_bytes(self.d))
     }
 }
 
@@ -81,8 +81,8 @@ impl Block32 for BlockQ4_1 {
         nibbles(&self.qs)
     }
     #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], self.m[0], self.m[1]]
+    fn head(&self) -> u32 {
+        u32::from_le_bytes([self.d[0], self.d[1], self.m[0], self.m[1]])
     }
 }
 
@@ -95,8 +95,8 @@ impl Block32 for BlockQ5_0 {
         five_bits(&self.qs, &self.qh)
     }
     #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
+    fn head(&self) -> u32 {
+        u32::from(u16::from_le_bytes(self.d))
     }
 }
 
@@ -109,8 +109,8 @@ impl Block32 for BlockQ5_1 {
         five_bits(&self.qs, &self.qh)
     }
     #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], self.m[0], self.m[1]]
+    fn head(&self) -> u32 {
+        u32::from_le_bytes([self.d[0], self.d[1], self.m[0], self.m[1]])
     }
 }
 
@@ -124,8 +124,8 @@ impl Block32 for BlockQ8_0 {
         [vreinterpretq_s8_u8(load_u8(&halves[0])), vreinterpretq_s8_u8(load_u8(&halves[1]))]
     }
     #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
+    fn head(&self) -> u32 {
+        u32::from(u16::from_le_bytes(self.d))
     }
 }
 
@@ -138,7 +138,7 @@ impl Block32 for BlockIq4Nl {
         non_linear(nibbles(&self.qs))
     }
     #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
+    fn head(&self) -> u32 {
+        u32::from(u16::from_le_bytes(self.d))
     }
 }

@@ -65,17 +65,16 @@ pub(super) fn sum_each(v: [int32x4_t; TILE]) -> int32x4_t {
     vpaddq_s32(vpaddq_s32(v[0], v[1]), vpaddq_s32(v[2], v[3]))
 }
 
-/// The scale and, if there is one, the minimum of each of four blocks, from their first four bytes or what stands for them.
+/// The scale and, if there is one, the minimum of each of four blocks: the halves in the heads, lower and upper.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn scales_of_four(heads: [[u8; 4]; TILE], has_min: bool) -> (float32x4_t, float32x4_t) {
+pub(super) fn scales_of_four(heads: [u32; TILE], has_min: bool) -> (float32x4_t, float32x4_t) {
     if has_min {
-        let heads = heads.map(u32::from_le_bytes);
         // SAFETY: 4 integers are there, at any alignment.
         let heads = unsafe { vld1q_u32(heads.as_ptr()) };
         (singles(vmovn_u32(heads)), singles(vshrn_n_u32::<16>(heads)))
     } else {
-        let heads = heads.map(|head| u16::from_le_bytes([head[0], head[1]]));
+        let heads = heads.map(|head| head as u16);
         // SAFETY: 4 integers are there, at any alignment.
         (singles(unsafe { vld1_u16(heads.as_ptr()) }), vdupq_n_f32(0.0))
     }

@@ -59,14 +59,11 @@ fn singles_of_rows<C: Cells>(halves: &[u16; ROWS]) -> [float32x4_t; 4] {
     out
 }
 
-/// 16 activations of four tokens, of which the first columns lie at `from`, ready for products.
+/// 16 activations of four tokens, ready for products.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-fn activations<C: Cells>(q: &[[i8; 16]], from: [usize; TOKENS]) -> [int8x16_t; TOKENS] {
-    let mut a = [vdupq_n_s8(0); TOKENS];
-    for t in 0..TOKENS {
-        a[t] = load_i8(&q[from[t]]);
-    }
+fn activations<C: Cells>(q: [&[i8; 16]; TOKENS]) -> [int8x16_t; TOKENS] {
+    let a = [load_i8(q[0]), load_i8(q[1]), load_i8(q[2]), load_i8(q[3])];
     // SAFETY: the features are those of this function.
     unsafe { C::gather(a) }
 }
@@ -127,8 +124,7 @@ impl<C: Cells, B: Block32> Panel<C> for Panel32<B> {
                 // SAFETY: the features are those of this function.
                 let [low, high] = unsafe { w.weights() };
                 (q[0][r], q[1][r]) = (without_offset(low, B::OFFSET), without_offset(high, B::OFFSET));
-                let [d0, d1, m0, m1] = w.head();
-                (d[r], m[r]) = (u16::from_le_bytes([d0, d1]), u16::from_le_bytes([m0, m1]));
+                (d[r], m[r]) = (w.head() as u16, (w.head() >> 16) as u16);
             }
             // SAFETY: the features are those of this function, and the caller answers for `C`.
             (self.q[2 * i], self.q[2 * i + 1]) = unsafe { (C::pack(q[0]), C::pack(q[1])) };
@@ -145,13 +141,14 @@ impl<C: Cells, B: Block32> Panel<C> for Panel32<B> {
     #[target_feature(enable = "neon,dotprod")]
     unsafe fn multiply(&self, x: &Acts, first: usize, last: usize, token: usize, sums: &mut Sums) {
         let (form, tokens, blocks) = (x.per_32(), x.tokens(), x.cols() / 32);
-        let q = form.q.as_chunks::<16>().0;
-        let starts = [0, 1, 2, 3].map(|t| (token + t).min(tokens - 1) * blocks * 2);
+        let q = form.q.as_chunks::<16>().0.as_chunks::<2>().0;
+        let count = last - first;
+        let q = [0, 1, 2, 3].map(|t| &q[(token + t).min(tokens - 1) * blocks + first..][..count]);
         let mut all = *sums;
-        for (i, block) in (first..last).enumerate() {
-            let low = activations::<C>(q, starts.map(|start| start + 2 * block));
-            let high = activations::<C>(q, starts.map(|start| start + 2 * block + 1));
-            let at = block * tokens + token;
+        for i in 0..count {
+            let low = activations::<C>([&q[0][i][0], &q[1][i][0], &q[2][i][0], &q[3][i][0]]);
+            let high = activations::<C>([&q[0][i][1], &q[1][i][1], &q[2][i][1], &q[3][i][1]]);
+            let at = (first + i) * tokens + token;
             let dx = load_f32(&form.scales[at..at + TOKENS].as_chunks().0[0]);
             // SAFETY: the features are those of this function, and the caller answers for `C`.
             let dx = unsafe { C::of_tokens(vreinterpretq_s32_f32(dx)) };
@@ -226,8 +223,7 @@ impl<C: Cells, B: Block256> Panel<C> for Panel256<B> {
             // SAFETY: there is room for 16 bytes.
             unsafe { vst1q_s8(scales[r].as_mut_ptr(), scale) };
             min[r] = per_16(mins, B::PER_16);
-            let [d0, d1, m0, m1] = w.head();
-            (d[r], dmin[r]) = (u16::from_le_bytes([d0, d1]), u16::from_le_bytes([m0, m1]));
+            (d[r], dmin[r]) = (w.head() as u16, (w.head() >> 16) as u16);
         }
         for q in &mut self.q {
             // SAFETY: the features are those of this function, and the caller answers for `C`.
@@ -251,27 +247,29 @@ impl<C: Cells, B: Block256> Panel<C> for Panel256<B> {
     #[target_feature(enable = "neon,dotprod")]
     unsafe fn multiply(&self, x: &Acts, block: usize, _last: usize, token: usize, sums: &mut Sums) {
         let (form, tokens, blocks) = (x.per_256(), x.tokens(), x.cols() / 256);
-        let q = form.q.as_chunks::<16>().0;
-        let groups = [0, 1, 2, 3].map(|t| (token + t).min(tokens - 1) * blocks + block);
+        let groups = [0, 1, 2, 3].map(|t| form.group((token + t).min(tokens - 1) * blocks + block));
         let at = block * tokens + token;
         let dx = load_f32(&form.scales[at..at + TOKENS].as_chunks().0[0]);
         // SAFETY: the features are those of this function, and the caller answers for `C`.
         let dx = unsafe { C::of_tokens(vreinterpretq_s32_f32(dx)) };
         if B::HAS_MIN {
-            let m = self.minima::<C>(groups.map(|at| form.group(at).sums));
+            let m = self.minima::<C>(groups.map(|group| group.sums));
             for (cell, m) in m.into_iter().enumerate() {
                 let dx = vreinterpretq_f32_s32(dx[cell % C::ACROSS]);
                 let scale = vmulq_f32(self.dmin[cell / C::ACROSS], dx);
                 sums.accm[cell] = vfmaq_f32(sums.accm[cell], scale, vcvtq_f32_s32(m));
             }
         }
-        let powers = powers::<C>(groups.map(|at| form.group(at).powers));
+        let powers = powers::<C>(groups.map(|group| group.powers));
+        let q: [&[[i8; 16]; 16]; TOKENS] =
+            groups.map(|group| &group.q.as_chunks::<16>().0.as_chunks::<16>().0[0]);
         let zero = vdupq_n_s32(0);
         let mut s = [zero; CELLS];
         for group in 0..8 {
-            let low = activations::<C>(q, groups.map(|at| 16 * at + 2 * group));
-            let high = activations::<C>(q, groups.map(|at| 16 * at + 2 * group + 1));
-            let (w, more) = (&self.q[2 * group], &self.q[2 * group + 1]);
+            let (even, odd) = (2 * group, 2 * group + 1);
+            let low = activations::<C>([&q[0][even], &q[1][even], &q[2][even], &q[3][even]]);
+            let high = activations::<C>([&q[0][odd], &q[1][odd], &q[2][odd], &q[3][odd]]);
+            let (w, more) = (&self.q[even], &self.q[odd]);
             for token in 0..C::ACROSS {
                 let pair = vreinterpret_s16_s32(vdup_n_s32(powers[token][group]));
                 let power = vmovl_s16(pair);

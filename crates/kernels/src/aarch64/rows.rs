@@ -28,9 +28,10 @@ pub(super) fn rows_32<B: Block32>(w: &[B], blocks: usize, x: &Acts, token: usize
         let (first, second) = (load_i8(&a[0]), load_i8(&a[1]));
         // Sums begin with what takes the offset off, in one lane.
         let start = vsetq_lane_s32::<0>(-i32::from(B::OFFSET) * a_sum, vdupq_n_s32(0));
-        let (mut s, mut heads) = ([start; TILE], [[0; 4]; TILE]);
+        let (mut s, mut heads) = ([start; TILE], [0; TILE]);
         for r in 0..TILE {
-            let w = &rows[r][block];
+            // SAFETY: each row has `blocks` blocks, and so has `a`.
+            let w = unsafe { rows[r].get_unchecked(block) };
             // SAFETY: the features are those of this function.
             let q = unsafe { w.weights() };
             s[r] = sdot(sdot(start, q[0], first), q[1], second);
@@ -139,9 +140,10 @@ pub(super) fn rows_256<B: Block256>(w: &[B], blocks: usize, x: &Acts, token: usi
     for block in 0..blocks {
         let a = Activations::new::<B>(&form.group(token * blocks + block));
         let (mut s, mut m) = ([vdupq_n_s32(0); TILE], [vdupq_n_s32(0); TILE]);
-        let mut heads = [[0; 4]; TILE];
+        let mut heads = [0; TILE];
         for r in 0..TILE {
-            let w = &rows[r][block];
+            // SAFETY: each row has `blocks` blocks.
+            let w = unsafe { rows[r].get_unchecked(block) };
             (s[r], m[r]) = products(w, &a);
             heads[r] = w.head();
         }
