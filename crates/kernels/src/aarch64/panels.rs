@@ -60,11 +60,14 @@ fn singles_of_rows<C: Cells>(halves: &[u16; ROWS]) -> [float32x4_t; 4] {
 }
 
 /// 16 activations of four tokens, ready for products.
+///
+/// # Safety
+/// The CPU must have NEON with dot products, and what `C` asks for.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-fn activations<C: Cells>(q: [&[i8; 16]; TOKENS]) -> [int8x16_t; TOKENS] {
+unsafe fn activations<C: Cells>(q: [&[i8; 16]; TOKENS]) -> [int8x16_t; TOKENS] {
     let a = [load_i8(q[0]), load_i8(q[1]), load_i8(q[2]), load_i8(q[3])];
-    // SAFETY: the features are those of this function.
+    // SAFETY: as the caller's.
     unsafe { C::gather(a) }
 }
 
@@ -146,11 +149,16 @@ impl<C: Cells, B: Block32> Panel<C> for Panel32<B> {
         let q = [0, 1, 2, 3].map(|t| &q[(token + t).min(tokens - 1) * blocks + first..][..count]);
         let mut all = *sums;
         for i in 0..count {
-            let low = activations::<C>([&q[0][i][0], &q[1][i][0], &q[2][i][0], &q[3][i][0]]);
-            let high = activations::<C>([&q[0][i][1], &q[1][i][1], &q[2][i][1], &q[3][i][1]]);
+            // SAFETY: the features are those of this function, and the caller answers for `C`.
+            let (low, high) = unsafe {
+                (
+                    activations::<C>([&q[0][i][0], &q[1][i][0], &q[2][i][0], &q[3][i][0]]),
+                    activations::<C>([&q[0][i][1], &q[1][i][1], &q[2][i][1], &q[3][i][1]]),
+                )
+            };
             let at = (first + i) * tokens + token;
             let dx = load_f32(&form.scales[at..at + TOKENS].as_chunks().0[0]);
-            // SAFETY: the features are those of this function, and the caller answers for `C`.
+            // SAFETY: as above.
             let dx = unsafe { C::of_tokens(vreinterpretq_s32_f32(dx)) };
             // SAFETY: as above.
             let m = unsafe { C::of_tokens(load_i32(&form.sums[at..at + TOKENS].as_chunks().0[0])) };
@@ -253,7 +261,8 @@ impl<C: Cells, B: Block256> Panel<C> for Panel256<B> {
         // SAFETY: the features are those of this function, and the caller answers for `C`.
         let dx = unsafe { C::of_tokens(vreinterpretq_s32_f32(dx)) };
         if B::HAS_MIN {
-            let m = self.minima::<C>(groups.map(|group| group.sums));
+            // SAFETY: as above.
+            let m = unsafe { self.minima::<C>(groups.map(|group| group.sums)) };
             for (cell, m) in m.into_iter().enumerate() {
                 let dx = vreinterpretq_f32_s32(dx[cell % C::ACROSS]);
                 let scale = vmulq_f32(self.dmin[cell / C::ACROSS], dx);
@@ -267,8 +276,13 @@ impl<C: Cells, B: Block256> Panel<C> for Panel256<B> {
         let mut s = [zero; CELLS];
         for group in 0..8 {
             let (even, odd) = (2 * group, 2 * group + 1);
-            let low = activations::<C>([&q[0][even], &q[1][even], &q[2][even], &q[3][even]]);
-            let high = activations::<C>([&q[0][odd], &q[1][odd], &q[2][odd], &q[3][odd]]);
+            // SAFETY: as above.
+            let (low, high) = unsafe {
+                (
+                    activations::<C>([&q[0][even], &q[1][even], &q[2][even], &q[3][even]]),
+                    activations::<C>([&q[0][odd], &q[1][odd], &q[2][odd], &q[3][odd]]),
+                )
+            };
             let (w, more) = (&self.q[even], &self.q[odd]);
             for token in 0..C::ACROSS {
                 let pair = vreinterpret_s16_s32(vdup_n_s32(powers[token][group]));
@@ -302,9 +316,12 @@ impl<C: Cells, B: Block256> Panel<C> for Panel256<B> {
 impl<B> Panel256<B> {
     /// Σ min·sum for all cells. Sums of 16 activations have 16 bits: as bytes, low ones signed and high ones to match, they are
     /// columns like any other.
+    ///
+    /// # Safety
+    /// The CPU must have NEON with dot products, and what `C` asks for.
     #[inline]
     #[target_feature(enable = "neon,dotprod")]
-    fn minima<C: Cells>(&self, sums: [&[i16; 16]; TOKENS]) -> [int32x4_t; CELLS] {
+    unsafe fn minima<C: Cells>(&self, sums: [&[i16; 16]; TOKENS]) -> [int32x4_t; CELLS] {
         let (mut low, mut high) = ([vdupq_n_s8(0); TOKENS], [vdupq_n_s8(0); TOKENS]);
         let half = vdupq_n_s16(128);
         for (t, sums) in sums.into_iter().enumerate() {
@@ -315,15 +332,16 @@ impl<B> Panel256<B> {
             // At most 16·127·8 + 128: no overflow.
             high[t] = vuzp2q_s8(bytes(vaddq_s16(sums[0], half)), bytes(vaddq_s16(sums[1], half)));
         }
-        // SAFETY: the features are those of this function, and whoever unpacked the panel answers for `C`.
+        // SAFETY: as the caller's.
         let (low, high) = unsafe { (C::gather(low), C::gather(high)) };
         let mut m = [vdupq_n_s32(0); CELLS];
         for (cell, m) in m.iter_mut().enumerate() {
             let (row, token) = (cell / C::ACROSS, cell % C::ACROSS);
             // SAFETY: as above.
-            let high = unsafe { C::dot(*m, &self.min, &high, row, token) };
-            // SAFETY: as above.
-            *m = unsafe { C::dot(vshlq_n_s32::<8>(high), &self.min, &low, row, token) };
+            *m = unsafe {
+                let high = C::dot(*m, &self.min, &high, row, token);
+                C::dot(vshlq_n_s32::<8>(high), &self.min, &low, row, token)
+            };
         }
         m
     }

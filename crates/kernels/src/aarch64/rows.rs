@@ -59,8 +59,8 @@ impl<'a> Activations<'a> {
     #[target_feature(enable = "neon,dotprod")]
     fn new<B: Block256>(a: &Group<'a>) -> Self {
         let powers = load_i16(a.powers);
-        let [first, second] = a.sums.as_chunks().0 else { unreachable!("sixteen are twice eight") };
-        let (first, second) = (load_i16(first), load_i16(second));
+        let sums = a.sums.as_chunks().0;
+        let (first, second) = (load_i16(&sums[0]), load_i16(&sums[1]));
         let q = &a.q.as_chunks().0.as_chunks().0[0];
         if B::PER_16 {
             let powers = [vzip1q_s16(powers, powers), vzip2q_s16(powers, powers)];
