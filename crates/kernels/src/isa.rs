@@ -5,6 +5,7 @@ use core::fmt;
 #[cfg(target_arch = "aarch64")]
 use crate::aarch64::{I8mm, Neon};
 use crate::numbers::LANES;
+use crate::tuning::{Tuning, TuningError};
 use crate::wide::Wide;
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{Avx2, Avx512};
@@ -16,6 +17,7 @@ const VARIABLE: &str = "SLUICE_ISA";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa {
     level: Level,
+    tuning: Tuning,
 }
 
 /// What an [`Isa`] stands for.
@@ -77,22 +79,37 @@ impl Isa {
     /// `avx512`, `neon`, `i8mm`; empty counts as unset).
     ///
     /// # Errors
-    /// When the variable names no level of this program, or one that this CPU does not have.
+    /// When the variable names no level of this program, or one that this CPU does not have; when `SLUICE_TUNE` is set and not
+    /// understood.
     pub fn detect() -> Result<Self, IsaError> {
-        match std::env::var_os(VARIABLE) {
-            Some(value) if !value.is_empty() => Self::named(&value.to_string_lossy()),
-            _ => Ok(Self::available().pop().unwrap_or(Self::scalar())),
-        }
+        let isa = match std::env::var_os(VARIABLE) {
+            Some(value) if !value.is_empty() => Self::named(&value.to_string_lossy())?,
+            _ => Self::available().pop().unwrap_or(Self::scalar()),
+        };
+        Ok(isa.with_tuning(Tuning::detect()?))
     }
 
-    /// Every level that this CPU can run, the slowest (scalar) first.
+    /// Every level that this CPU can run, the slowest (scalar) first, with the choices of its kind of CPU.
     pub fn available() -> Vec<Self> {
-        std::iter::once(Self::scalar()).chain(wide()).collect()
+        std::iter::once(Self::scalar())
+            .chain(wide())
+            .map(|isa| isa.with_tuning(Tuning::of_this_cpu()))
+            .collect()
+    }
+
+    /// The same level with other choices, none of which changes a bit.
+    pub const fn with_tuning(self, tuning: Tuning) -> Self {
+        Self { tuning, ..self }
+    }
+
+    /// The choices that products are computed with.
+    pub const fn tuning(self) -> Tuning {
+        self.tuning
     }
 
     /// The level that every CPU has.
     pub const fn scalar() -> Self {
-        Self { level: Level::Scalar }
+        Self { level: Level::Scalar, tuning: Tuning::of_vendor("") }
     }
 
     /// The name of the level, as `SLUICE_ISA` takes it.
@@ -115,7 +132,7 @@ impl Isa {
         let available = Self::available();
         match available.iter().find(|isa| isa.name() == name) {
             Some(&isa) => Ok(isa),
-            None => Err(IsaError {
+            None => Err(IsaError::Level {
                 value: name.to_owned(),
                 available: available.iter().map(|isa| isa.name()).collect(),
             }),
@@ -165,7 +182,7 @@ impl Isa {
 fn wide() -> impl Iterator<Item = Isa> {
     let avx2 = Avx2::detect().map(Level::Avx2);
     let avx512 = Avx512::detect().map(Level::Avx512);
-    avx2.into_iter().chain(avx512).map(|level| Isa { level })
+    avx2.into_iter().chain(avx512).map(|level| Isa { level, ..Isa::scalar() })
 }
 
 /// The levels beyond scalar that this CPU has, the slowest first.
@@ -173,7 +190,7 @@ fn wide() -> impl Iterator<Item = Isa> {
 fn wide() -> impl Iterator<Item = Isa> {
     let neon = Neon::detect().map(Level::Neon);
     let i8mm = I8mm::detect().map(Level::I8mm);
-    neon.into_iter().chain(i8mm).map(|level| Isa { level })
+    neon.into_iter().chain(i8mm).map(|level| Isa { level, ..Isa::scalar() })
 }
 
 /// No other levels for other CPUs.
@@ -188,21 +205,37 @@ impl fmt::Display for Isa {
     }
 }
 
-/// The environment asks for a level that this program does not have, or not for this CPU.
+/// The environment asks for a level that this program does not have for this CPU, or for a choice that does not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IsaError {
-    value: String,
-    available: Vec<&'static str>,
+pub enum IsaError {
+    /// No such level here.
+    Level {
+        /// What was asked for.
+        value: String,
+        /// The levels that this program has for this CPU.
+        available: Vec<&'static str>,
+    },
+    /// No such choice.
+    Tuning(TuningError),
+}
+
+impl From<TuningError> for IsaError {
+    fn from(error: TuningError) -> Self {
+        Self::Tuning(error)
+    }
 }
 
 impl fmt::Display for IsaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{VARIABLE}={} cannot be had: wanted one of {}, the levels that this program has for this CPU; unset it to take the best",
-            self.value,
-            self.available.join(", ")
-        )
+        match self {
+            Self::Level { value, available } => write!(
+                f,
+                "{VARIABLE}={value} cannot be had: wanted one of {}, the levels that this program has for this CPU; unset it \
+                 to take the best",
+                available.join(", ")
+            ),
+            Self::Tuning(error) => error.fmt(f),
+        }
     }
 }
 

@@ -41,6 +41,7 @@ mod rows;
 mod scalar;
 mod transcendental;
 pub mod transpose;
+mod tuning;
 pub mod vector;
 mod wide;
 #[cfg(target_arch = "x86_64")]
@@ -53,3 +54,4 @@ pub use isa::{Isa, IsaError};
 pub use matmul::matmul;
 pub use rope::{RopeError, RopeFreqs, RopeStyle};
 pub use rows::QuantRows;
+pub use tuning::{HINTS, Hint, Tuning, TuningError, WALKS, Walk};

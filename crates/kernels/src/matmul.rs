@@ -50,9 +50,9 @@ fn product(isa: Isa, w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
     match isa.level() {
         Level::Scalar => scalar::matmul(w, x, y),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2(proof) => proof.matmul(w, x, y),
+        Level::Avx2(proof) => proof.matmul(w, x, y, isa.tuning()),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512(proof) => proof.matmul(w, x, y),
+        Level::Avx512(proof) => proof.matmul(w, x, y, isa.tuning()),
         #[cfg(target_arch = "aarch64")]
         Level::Neon(proof) => proof.matmul(w, x, y),
         #[cfg(target_arch = "aarch64")]

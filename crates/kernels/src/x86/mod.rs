@@ -6,6 +6,7 @@ use std::arch::is_x86_feature_detected;
 use crate::acts::Acts;
 use crate::isa::Portable;
 use crate::rows::QuantRows;
+use crate::tuning::Tuning;
 use crate::wide::Wide;
 
 mod avx2;
@@ -14,6 +15,16 @@ mod memory;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 mod wide;
+
+/// What the CPU says of itself.
+pub(crate) fn cpuid(leaf: u32, sub: u32) -> core::arch::x86_64::CpuidResult {
+    #[allow(unused_unsafe)]
+    // the intrinsic is unsafe in the oldest compiler that we support, safe in later ones
+    // SAFETY: every x86-64 CPU has the instruction; a leaf that it lacks gives zeros or another leaf's values.
+    unsafe {
+        core::arch::x86_64::__cpuid_count(leaf, sub)
+    }
+}
 
 /// Proof that this CPU has AVX2, FMA and F16C, and that the system saves the wide registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +54,9 @@ impl Avx2 {
     }
 
     /// y = W·x; the caller has checked shapes and forms, and there is at least one row and one token.
-    pub(crate) fn matmul(self, w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+    pub(crate) fn matmul(self, w: QuantRows<'_>, x: &Acts, y: &mut [f32], tuning: Tuning) {
         // SAFETY: as in `run`.
-        unsafe { avx2::matmul(w, x, y) }
+        unsafe { avx2::matmul(w, x, y, tuning) }
     }
 
     /// Halves to singles, as many as the shorter of the two holds.
@@ -90,9 +101,9 @@ impl Avx512 {
     }
 
     /// y = W·x; the caller has checked shapes and forms, and there is at least one row and one token.
-    pub(crate) fn matmul(self, w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+    pub(crate) fn matmul(self, w: QuantRows<'_>, x: &Acts, y: &mut [f32], tuning: Tuning) {
         // SAFETY: as in `run`.
-        unsafe { avx512::matmul(w, x, y) }
+        unsafe { avx512::matmul(w, x, y, tuning) }
     }
 
     /// Turns `columns` of `y` (rows × stride) to `out` (columns × rows), or adds them to it; lengths have been checked.

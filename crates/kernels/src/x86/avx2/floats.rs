@@ -6,7 +6,7 @@ use super::lanes::load_ps;
 use crate::acts::Acts;
 use crate::numbers::{LANES, bf16_to_f32, canonical, f16_to_f32, padded, sum_lanes};
 use crate::rows::QuantRows;
-use crate::x86::memory::prefetch_twice;
+use crate::x86::memory::Prefetch;
 
 /// How a weight of `N` bytes becomes a single.
 pub(super) trait Decode<const N: usize> {
@@ -76,28 +76,28 @@ const TOKENS: usize = 2;
 
 /// y = W·x for one format.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn matmul<D: Decode<N>, const N: usize>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+pub(super) fn matmul<D: Decode<N>, const N: usize>(w: QuantRows<'_>, x: &Acts, y: &mut [f32], ask: Prefetch) {
     let (rows, tokens) = (w.rows(), x.tokens());
     let tiled = tokens - tokens % TOKENS;
     let whole = rows - rows % ROWS;
     // Rows outside: decoding them again for each token costs more than the values cost on their way from level 2.
     for row in (0..whole).step_by(ROWS) {
         for token in (0..tiled).step_by(TOKENS) {
-            tile::<D, N, ROWS, TOKENS>(w, x, y, row, token);
+            tile::<D, N, ROWS, TOKENS>(w, x, y, row, token, ask);
         }
     }
     for row in whole..rows {
         for token in (0..tiled).step_by(TOKENS) {
-            tile::<D, N, 1, TOKENS>(w, x, y, row, token);
+            tile::<D, N, 1, TOKENS>(w, x, y, row, token, ask);
         }
     }
     for token in tiled..tokens {
         let whole = rows - rows % TOGETHER;
         for row in (0..whole).step_by(TOGETHER) {
-            tile::<D, N, TOGETHER, 1>(w, x, y, row, token);
+            tile::<D, N, TOGETHER, 1>(w, x, y, row, token, ask);
         }
         for row in whole..rows {
-            tile::<D, N, 1, 1>(w, x, y, row, token);
+            tile::<D, N, 1, 1>(w, x, y, row, token, ask);
         }
     }
 }
@@ -111,6 +111,7 @@ fn tile<D: Decode<N>, const N: usize, const R: usize, const T: usize>(
     y: &mut [f32],
     first_row: usize,
     first_token: usize,
+    ask: Prefetch,
 ) {
     let (cols, tokens) = (x.cols(), x.tokens());
     let mut weights: [&[[u8; N]]; R] = [&[]; R];
@@ -129,7 +130,7 @@ fn tile<D: Decode<N>, const N: usize, const R: usize, const T: usize>(
     let mut next = weights[R - 1].as_ptr_range().end.cast::<[u8; N]>();
     for at in (0..whole).step_by(LANES) {
         if R == TOGETHER {
-            prefetch_twice::<_, { TOGETHER * LANES }>(next);
+            ask.blocks::<_, { TOGETHER * LANES }>(next);
             next = next.wrapping_add(TOGETHER * LANES);
         }
         for r in 0..R {

@@ -24,37 +24,40 @@ use crate::format::Format;
 use crate::isa::Portable;
 use crate::numbers::f16_to_f32;
 use crate::rows::QuantRows;
+use crate::tuning::Tuning;
 use crate::wide::Wide;
 use crate::x86::Avx2;
+use crate::x86::memory::Prefetch;
 use crate::x86::wide::Lanes2;
 
 /// y = W·x; shapes and forms have been checked, and there is at least one row and one token.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn matmul(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+pub(super) fn matmul(w: QuantRows<'_>, x: &Acts, y: &mut [f32], tuning: Tuning) {
+    let ask = Prefetch::new(tuning);
     match w.format() {
-        Format::F32 => floats::matmul::<floats::Single, 4>(w, x, y),
-        Format::F16 => floats::matmul::<floats::Half, 2>(w, x, y),
-        Format::BF16 => floats::matmul::<floats::Brain, 2>(w, x, y),
-        Format::Q4_0 => tiles::matmul::<Per32<BlockQ4_0>>(w, x, y),
-        Format::Q4_1 => tiles::matmul::<Per32<BlockQ4_1>>(w, x, y),
-        Format::Q5_0 => tiles::matmul::<Per32<BlockQ5_0>>(w, x, y),
-        Format::Q5_1 => tiles::matmul::<Per32<BlockQ5_1>>(w, x, y),
-        Format::Q8_0 => tiles::matmul::<Per32<BlockQ8_0>>(w, x, y),
-        Format::Q2_K => small::<BlockQ2K>(w, x, y),
-        Format::Q3_K => small::<BlockQ3K>(w, x, y),
-        Format::Q4_K => small::<BlockQ4K>(w, x, y),
-        Format::Q5_K => small::<BlockQ5K>(w, x, y),
-        Format::Q6_K => small::<BlockQ6K>(w, x, y),
-        Format::IQ4_NL => tiles::matmul::<Per32<BlockIq4Nl>>(w, x, y),
-        Format::IQ4_XS => tiles::matmul::<Per256<BlockIq4Xs>>(w, x, y),
+        Format::F32 => floats::matmul::<floats::Single, 4>(w, x, y, ask),
+        Format::F16 => floats::matmul::<floats::Half, 2>(w, x, y, ask),
+        Format::BF16 => floats::matmul::<floats::Brain, 2>(w, x, y, ask),
+        Format::Q4_0 => tiles::matmul::<Per32<BlockQ4_0>>(w, x, y, ask),
+        Format::Q4_1 => tiles::matmul::<Per32<BlockQ4_1>>(w, x, y, ask),
+        Format::Q5_0 => tiles::matmul::<Per32<BlockQ5_0>>(w, x, y, ask),
+        Format::Q5_1 => tiles::matmul::<Per32<BlockQ5_1>>(w, x, y, ask),
+        Format::Q8_0 => tiles::matmul::<Per32<BlockQ8_0>>(w, x, y, ask),
+        Format::Q2_K => small::<BlockQ2K>(w, x, y, ask),
+        Format::Q3_K => small::<BlockQ3K>(w, x, y, ask),
+        Format::Q4_K => small::<BlockQ4K>(w, x, y, ask),
+        Format::Q5_K => small::<BlockQ5K>(w, x, y, ask),
+        Format::Q6_K => small::<BlockQ6K>(w, x, y, ask),
+        Format::IQ4_NL => tiles::matmul::<Per32<BlockIq4Nl>>(w, x, y, ask),
+        Format::IQ4_XS => tiles::matmul::<Per256<BlockIq4Xs>>(w, x, y, ask),
     }
 }
 
 /// y = W·x for a K format, in panels where there are tokens enough.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn small<B: panels::Small>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+fn small<B: panels::Small>(w: QuantRows<'_>, x: &Acts, y: &mut [f32], ask: Prefetch) {
     if x.tokens() < panels::WORTHWHILE {
-        tiles::matmul::<Per256<B>>(w, x, y)
+        tiles::matmul::<Per256<B>>(w, x, y, ask)
     } else {
         panels::matmul::<B>(w, x, y)
     }

@@ -12,7 +12,7 @@ use super::per_32::{nibbles, non_linear};
 use super::tiles::{TILE, Tiles};
 use crate::acts::{Acts, Form, Group};
 use crate::blocks::{BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
-use crate::x86::memory::{InPlace, prefetch_twice};
+use crate::x86::memory::{InPlace, Prefetch};
 
 /// A block, unpacked for products.
 pub(super) struct Weights {
@@ -319,7 +319,14 @@ impl<B: Wide> Tiles for Per256<B> {
     // Lanes without a row repeat the last one.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn rows(w: &[B], blocks: usize, form: &Form<i16>, tokens: usize, token: usize) -> [f32; TILE] {
+    unsafe fn rows(
+        w: &[B],
+        blocks: usize,
+        form: &Form<i16>,
+        tokens: usize,
+        token: usize,
+        ask: Prefetch,
+    ) -> [f32; TILE] {
         let last = w.len() / blocks - 1;
         let mut rows = [w; TILE];
         for r in 0..TILE {
@@ -333,7 +340,7 @@ impl<B: Wide> Tiles for Per256<B> {
             let powers = powers(a);
             let (mut s, mut m) = ([_mm256_setzero_si256(); TILE], [_mm256_setzero_si256(); TILE]);
             let mut heads = [[0; 4]; TILE];
-            prefetch_twice::<B, TILE>(next);
+            ask.blocks::<B, TILE>(next);
             next = next.wrapping_add(TILE);
             for r in 0..TILE {
                 // SAFETY: each row has `blocks` blocks.

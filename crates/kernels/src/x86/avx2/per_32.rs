@@ -11,7 +11,7 @@ use super::lanes::{Sums, load, load_half, load_ps, scales_of_eight, scales_of_on
 use super::tiles::{TILE, Tiles};
 use crate::acts::{Acts, Form};
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, IQ4};
-use crate::x86::memory::{InPlace, prefetch_twice};
+use crate::x86::memory::{InPlace, Prefetch};
 
 /// A block of 32 weights, unpacked with AVX2.
 pub(super) trait Wide: InPlace {
@@ -200,7 +200,14 @@ impl<B: Wide> Tiles for Per32<B> {
     // Lanes without a row repeat the last one.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn rows(w: &[B], blocks: usize, form: &Form<i32>, tokens: usize, token: usize) -> [f32; TILE] {
+    unsafe fn rows(
+        w: &[B],
+        blocks: usize,
+        form: &Form<i32>,
+        tokens: usize,
+        token: usize,
+        ask: Prefetch,
+    ) -> [f32; TILE] {
         let last = w.len() / blocks - 1;
         let mut rows = [w; TILE];
         for r in 0..TILE {
@@ -213,7 +220,7 @@ impl<B: Wide> Tiles for Per32<B> {
         for (block, a) in a.iter().enumerate() {
             let mut s = [_mm256_setzero_si256(); TILE];
             let mut heads = [[0; 4]; TILE];
-            prefetch_twice::<B, TILE>(next);
+            ask.blocks::<B, TILE>(next);
             next = next.wrapping_add(TILE);
             for r in 0..TILE {
                 // SAFETY: each row has `blocks` blocks, and so has `a`.

@@ -2,7 +2,7 @@
 
 use crate::acts::Acts;
 use crate::rows::QuantRows;
-use crate::x86::memory::{InPlace, blocks_of};
+use crate::x86::memory::{InPlace, Prefetch, blocks_of};
 
 /// Results in a tile: the singles in a register.
 pub(super) const TILE: usize = 8;
@@ -37,6 +37,7 @@ pub(super) trait Tiles {
         form: &Self::Form,
         tokens: usize,
         token: usize,
+        ask: Prefetch,
     ) -> [f32; TILE];
 
     /// One row with up to 8 of `tokens` tokens from `first` on.
@@ -48,7 +49,7 @@ pub(super) trait Tiles {
 
 /// y = W·x for one format.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn matmul<T: Tiles>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+pub(super) fn matmul<T: Tiles>(w: QuantRows<'_>, x: &Acts, y: &mut [f32], ask: Prefetch) {
     let (tokens, form, blocks) = (x.tokens(), T::form(x), x.cols() / T::LEN);
     let left_over = tokens % TILE;
     let tiled = if left_over < TOKENS_FOR_TILE { tokens - left_over } else { tokens };
@@ -68,7 +69,7 @@ pub(super) fn matmul<T: Tiles>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
     for token in tiled..tokens {
         for (w, y) in all.chunks(TILE * blocks).zip(y.chunks_mut(TILE * tokens)) {
             // SAFETY: the features are those of this function.
-            let results = unsafe { T::rows(w, blocks, form, tokens, token) };
+            let results = unsafe { T::rows(w, blocks, form, tokens, token, ask) };
             for (y, result) in y.chunks_exact_mut(tokens).zip(results) {
                 y[token] = result;
             }

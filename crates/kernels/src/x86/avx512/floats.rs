@@ -5,7 +5,7 @@ use core::arch::x86_64::*;
 use crate::acts::Acts;
 use crate::numbers::{LANES, canonical};
 use crate::rows::QuantRows;
-use crate::x86::memory::prefetch_twice;
+use crate::x86::memory::Prefetch;
 
 /// How a weight of `N` bytes becomes a single.
 pub(super) trait Decode<const N: usize> {
@@ -61,13 +61,13 @@ const TOKENS: usize = 6;
 
 /// y = W·x for one format.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn matmul<D: Decode<N>, const N: usize>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+pub(super) fn matmul<D: Decode<N>, const N: usize>(w: QuantRows<'_>, x: &Acts, y: &mut [f32], ask: Prefetch) {
     let mut token = 0;
     while token < x.tokens() {
         token += match x.tokens() - token {
-            1 => columns::<D, N, TOGETHER, 1>(w, x, y, token),
-            2..TOKENS => columns::<D, N, ROWS, 2>(w, x, y, token),
-            _ => columns::<D, N, ROWS, TOKENS>(w, x, y, token),
+            1 => columns::<D, N, TOGETHER, 1>(w, x, y, token, ask),
+            2..TOKENS => columns::<D, N, ROWS, 2>(w, x, y, token, ask),
+            _ => columns::<D, N, ROWS, TOKENS>(w, x, y, token, ask),
         };
     }
 }
@@ -80,13 +80,14 @@ fn columns<D: Decode<N>, const N: usize, const R: usize, const T: usize>(
     x: &Acts,
     y: &mut [f32],
     token: usize,
+    ask: Prefetch,
 ) -> usize {
     let whole = w.rows() - w.rows() % R;
     for row in (0..whole).step_by(R) {
-        tile::<D, N, R, T>(w, x, y, row, token);
+        tile::<D, N, R, T>(w, x, y, row, token, ask);
     }
     for row in whole..w.rows() {
-        tile::<D, N, 1, T>(w, x, y, row, token);
+        tile::<D, N, 1, T>(w, x, y, row, token, ask);
     }
     T
 }
@@ -100,6 +101,7 @@ fn tile<D: Decode<N>, const N: usize, const R: usize, const T: usize>(
     y: &mut [f32],
     first_row: usize,
     first_token: usize,
+    ask: Prefetch,
 ) {
     let (cols, tokens) = (x.cols(), x.tokens());
     let mut weights: [&[[u8; N]]; R] = [&[]; R];
@@ -115,7 +117,7 @@ fn tile<D: Decode<N>, const N: usize, const R: usize, const T: usize>(
     let mut next = weights[R - 1].as_ptr_range().end;
     for at in (0..cols).step_by(LANES) {
         if R == TOGETHER {
-            prefetch_twice::<_, { TOGETHER * LANES }>(next);
+            ask.blocks::<_, { TOGETHER * LANES }>(next);
             next = next.wrapping_add(TOGETHER * LANES);
         }
         // All of the lanes, or as many as there are columns left.

@@ -26,30 +26,32 @@ use crate::format::Format;
 use crate::isa::Portable;
 use crate::rows::QuantRows;
 use crate::transpose::{SIDE, put};
+use crate::tuning::Tuning;
 use crate::wide::Wide;
 use crate::x86::Avx512;
-use crate::x86::memory::blocks_of;
+use crate::x86::memory::{Prefetch, blocks_of};
 use crate::x86::wide::Lanes1;
 
 /// y = W·x; shapes and forms have been checked, and there is at least one row and one token.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn matmul(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+pub(super) fn matmul(w: QuantRows<'_>, x: &Acts, y: &mut [f32], tuning: Tuning) {
+    let ask = Prefetch::new(tuning);
     match w.format() {
-        Format::F32 => floats::matmul::<floats::Single, 4>(w, x, y),
-        Format::F16 => floats::matmul::<floats::Half, 2>(w, x, y),
-        Format::BF16 => floats::matmul::<floats::Brain, 2>(w, x, y),
-        Format::Q4_0 => per_32::<BlockQ4_0>(w, x, y),
-        Format::Q4_1 => per_32::<BlockQ4_1>(w, x, y),
-        Format::Q5_0 => per_32::<BlockQ5_0>(w, x, y),
-        Format::Q5_1 => per_32::<BlockQ5_1>(w, x, y),
-        Format::Q8_0 => per_32::<BlockQ8_0>(w, x, y),
-        Format::Q2_K => per_256::<BlockQ2K>(w, x, y),
-        Format::Q3_K => per_256::<BlockQ3K>(w, x, y),
-        Format::Q4_K => per_256::<BlockQ4K>(w, x, y),
-        Format::Q5_K => per_256::<BlockQ5K>(w, x, y),
-        Format::Q6_K => per_256::<BlockQ6K>(w, x, y),
-        Format::IQ4_NL => per_32::<BlockIq4Nl>(w, x, y),
-        Format::IQ4_XS => per_256::<BlockIq4Xs>(w, x, y),
+        Format::F32 => floats::matmul::<floats::Single, 4>(w, x, y, ask),
+        Format::F16 => floats::matmul::<floats::Half, 2>(w, x, y, ask),
+        Format::BF16 => floats::matmul::<floats::Brain, 2>(w, x, y, ask),
+        Format::Q4_0 => per_32::<BlockQ4_0>(w, x, y, ask),
+        Format::Q4_1 => per_32::<BlockQ4_1>(w, x, y, ask),
+        Format::Q5_0 => per_32::<BlockQ5_0>(w, x, y, ask),
+        Format::Q5_1 => per_32::<BlockQ5_1>(w, x, y, ask),
+        Format::Q8_0 => per_32::<BlockQ8_0>(w, x, y, ask),
+        Format::Q2_K => per_256::<BlockQ2K>(w, x, y, ask),
+        Format::Q3_K => per_256::<BlockQ3K>(w, x, y, ask),
+        Format::Q4_K => per_256::<BlockQ4K>(w, x, y, ask),
+        Format::Q5_K => per_256::<BlockQ5K>(w, x, y, ask),
+        Format::Q6_K => per_256::<BlockQ6K>(w, x, y, ask),
+        Format::IQ4_NL => per_32::<BlockIq4Nl>(w, x, y, ask),
+        Format::IQ4_XS => per_256::<BlockIq4Xs>(w, x, y, ask),
     }
 }
 
@@ -94,33 +96,33 @@ pub(super) fn turn<const ADD: bool>(y: &[f32], stride: usize, columns: Range<usi
 
 /// y = W·x for a format with 256 weights per block.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn per_256<B: rows_256::Rows + tiles_256::Unpack>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+fn per_256<B: rows_256::Rows + tiles_256::Unpack>(w: QuantRows<'_>, x: &Acts, y: &mut [f32], ask: Prefetch) {
     let (tokens, blocks) = (x.tokens(), x.cols() / 256);
     if tokens > 1 {
-        return tiles::matmul::<tiles_256::Per256<B>>(w, x, y);
+        return tiles::matmul::<tiles_256::Per256<B>>(w, x, y, ask);
     }
     if blocks * size_of::<B>() >= rows_256::LONG {
         for (w, y) in blocks_of::<B>(w).chunks(QUAD * blocks).zip(y.chunks_mut(QUAD)) {
-            let results = rows_256::long_rows(w, blocks, x.per_256());
+            let results = rows_256::long_rows(w, blocks, x.per_256(), ask);
             y.copy_from_slice(&results[..y.len()]);
         }
         return;
     }
     for (w, y) in blocks_of::<B>(w).chunks(TILE * blocks).zip(y.chunks_mut(TILE)) {
-        let results = rows_256::rows(w, blocks, x.per_256());
+        let results = rows_256::rows(w, blocks, x.per_256(), ask);
         y.copy_from_slice(&results[..y.len()]);
     }
 }
 
 /// y = W·x for a format with 32 weights per block.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn per_32<B: rows_32::Rows + tiles_32::Unpack>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+fn per_32<B: rows_32::Rows + tiles_32::Unpack>(w: QuantRows<'_>, x: &Acts, y: &mut [f32], ask: Prefetch) {
     let (tokens, blocks) = (x.tokens(), x.cols() / 32);
     if tokens > 1 || blocks < rows_32::TOGETHER {
-        return tiles::matmul::<tiles_32::Per32<B>>(w, x, y);
+        return tiles::matmul::<tiles_32::Per32<B>>(w, x, y, ask);
     }
     for (w, y) in blocks_of::<B>(w).chunks(TILE * blocks).zip(y.chunks_mut(TILE)) {
-        let results = rows_32::rows(w, blocks, x.per_32());
+        let results = rows_32::rows(w, blocks, x.per_32(), ask);
         y.copy_from_slice(&results[..y.len()]);
     }
 }

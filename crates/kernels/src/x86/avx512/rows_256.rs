@@ -12,7 +12,7 @@ use super::lanes::{
 };
 use crate::acts::{Form, Group};
 use crate::blocks::{BlockQ4K, BlockQ5K, BlockQ6K};
-use crate::x86::memory::{EARLIER, InPlace, prefetch, prefetch_twice};
+use crate::x86::memory::{InPlace, Prefetch};
 
 /// The activations of one block, as the products of a format want them.
 #[derive(Clone, Copy)]
@@ -349,7 +349,7 @@ fn select(mask: __m512i, a: __m512i, b: __m512i) -> __m512i {
 
 /// The only token with up to 16 rows (at least one), each of `blocks` blocks. Lanes without a row repeat the last one.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>) -> [f32; TILE] {
+pub(super) fn rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>, ask: Prefetch) -> [f32; TILE] {
     let last = w.len() / blocks - 1;
     let mut rows = [w; TILE];
     for r in 0..TILE {
@@ -364,7 +364,7 @@ pub(super) fn rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>) -> [f32; T
         let (mut s, mut m) = ([_mm512_setzero_si512(); 4], [_mm512_setzero_si512(); 4]);
         let mut heads = [0; TILE];
         for quad in 0..4 {
-            prefetch_twice::<B, QUAD>(next);
+            ask.blocks::<B, QUAD>(next);
             next = next.wrapping_add(QUAD);
             let mut w = [&rows[0][0]; QUAD];
             for r in 0..QUAD {
@@ -407,7 +407,7 @@ const FAR: usize = 6 << 10;
 
 /// The only token with up to four rows (at least one) of `blocks` blocks: lanes stand for four blocks of each.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn long_rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>) -> [f32; QUAD] {
+pub(super) fn long_rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>, ask: Prefetch) -> [f32; QUAD] {
     let last = w.len() / blocks - 1;
     let mut rows = [w; QUAD];
     for r in 0..QUAD {
@@ -426,9 +426,10 @@ pub(super) fn long_rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>) -> [f
         for quad in 0..here {
             let block = first + quad;
             if twice {
-                prefetch::<B, QUAD>(next.wrapping_byte_add(EARLIER));
+                ask.blocks::<B, QUAD>(next);
+            } else {
+                ask.once::<B, QUAD>(next);
             }
-            prefetch::<B, QUAD>(next);
             next = next.wrapping_add(QUAD);
             // SAFETY: the features are those of this function.
             let a = unsafe { B::acts(form.group(block)) };

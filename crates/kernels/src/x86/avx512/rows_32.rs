@@ -10,7 +10,7 @@ use core::arch::x86_64::*;
 use super::lanes::{QUAD, Sums, TILE, halves, load, load_quarter, sum_quarters, transpose_quarters};
 use crate::acts::Form;
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, IQ4};
-use crate::x86::memory::{InPlace, prefetch_twice};
+use crate::x86::memory::{InPlace, Prefetch};
 
 /// Blocks of a row that are taken together.
 pub(super) const TOGETHER: usize = 4;
@@ -195,7 +195,7 @@ fn acts(a: &[[i8; 32]; TOGETHER]) -> [__m512i; 2] {
 /// The only token with up to 16 rows (at least one), each of `blocks` blocks, which are at least four. Lanes without a row
 /// repeat the last one.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i32>) -> [f32; TILE] {
+pub(super) fn rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i32>, ask: Prefetch) -> [f32; TILE] {
     let last = w.len() / blocks - 1;
     let mut rows = [w; TILE];
     for r in 0..TILE {
@@ -213,7 +213,7 @@ pub(super) fn rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i32>) -> [f32; T
         let a = acts(unsafe { &*a.as_ptr().add(start).cast() });
         let (mut s, mut heads) = ([_mm512_setzero_si512(); 4], [_mm512_setzero_si512(); 4]);
         for quad in 0..4 {
-            prefetch_twice::<B, { QUAD * TOGETHER }>(next);
+            ask.blocks::<B, { QUAD * TOGETHER }>(next);
             next = next.wrapping_add(QUAD * TOGETHER);
             let mut each = [_mm512_setzero_si512(); QUAD];
             for r in 0..QUAD {

@@ -9,7 +9,7 @@ use core::arch::x86_64::*;
 use super::lanes::{QUAD, Sums, TILE, join, load_quarter, store_singles, transpose_elements, transpose_tile};
 use crate::acts::Acts;
 use crate::rows::QuantRows;
-use crate::x86::memory::{InPlace, blocks_of, prefetch_twice};
+use crate::x86::memory::{InPlace, Prefetch, blocks_of};
 
 /// Panels that are multiplied together: each activation on its way from memory serves as many.
 pub(super) const PANELS: usize = 2;
@@ -70,7 +70,7 @@ pub(super) struct Place {
 /// Not inlined: the caller also serves single tokens, and should not set up this much of a stack for them.
 #[inline(never)]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn matmul<T: Tiles>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
+pub(super) fn matmul<T: Tiles>(w: QuantRows<'_>, x: &Acts, y: &mut [f32], prefetch: Prefetch) {
     let (tokens, blocks) = (x.tokens(), x.cols() / T::LEN);
     // SAFETY: the features are those of this function.
     let mut panels = unsafe { [T::empty(), T::empty()] };
@@ -81,9 +81,9 @@ pub(super) fn matmul<T: Tiles>(w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
         for (w, y) in all.chunks(PANELS * TILE * blocks).zip(y.chunks_mut(PANELS * TILE * tokens)) {
             sums.fill([Sums::new(); PANELS]);
             if w.len() > TILE * blocks {
-                rows::<T, PANELS>(w, x, first, &mut panels, sums);
+                rows::<T, PANELS>(w, x, first, &mut panels, sums, prefetch);
             } else {
-                rows::<T, 1>(w, x, first, &mut panels, sums);
+                rows::<T, 1>(w, x, first, &mut panels, sums, prefetch);
             }
             for (panel, y) in y.chunks_mut(TILE * tokens).enumerate() {
                 store(sums, panel, &mut y[..], tokens, first);
@@ -123,6 +123,7 @@ fn rows<T: Tiles, const R: usize>(
     first: usize,
     panels: &mut [T::Panel; PANELS],
     sums: &mut [[Sums; PANELS]],
+    prefetch: Prefetch,
 ) {
     let blocks = x.cols() / T::LEN;
     let last = w.len() / blocks - 1;
@@ -136,7 +137,7 @@ fn rows<T: Tiles, const R: usize>(
         let each = left.div_ceil(times);
         let mut ask = || {
             for _ in 0..each.min(left) {
-                prefetch_twice::<T::Block, QUAD>(next);
+                prefetch.blocks::<T::Block, QUAD>(next);
                 next = next.wrapping_add(QUAD);
                 left -= 1;
             }
