@@ -1,7 +1,7 @@
 //! `cargo xtask ci`: the steps that every change has to pass, with the time that each took.
 
 use crate::sh::{Result, cargo, run, target_dir};
-use crate::{bench, fetch, tidy};
+use crate::{arm, bench, fetch, tidy};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -25,6 +25,7 @@ pub fn ci() -> Result {
     step(&mut times, "test", || run(&mut tests))?;
     step(&mut times, "loom", loom)?;
     step(&mut times, "smoke", || bench::bench(&[]))?;
+    step(&mut times, "arm", arm::arm)?;
     println!("\nall steps passed");
     for (name, seconds) in times {
         println!("{name:<8} {seconds:>6.1} s");

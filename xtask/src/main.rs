@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool: printing is its output")]
 
+mod arm;
 mod bench;
 mod ci;
 mod demo;
@@ -25,11 +26,12 @@ usage: cargo xtask COMMAND
                   write a model with random weights: a real shape in the mix Q4_K_M (tiny, tinyllama_1b, llama32_1b,
                   llama3_8b, llama2_13b, llama3_70b), or a tiny one whose every matrix is of one type (Q4_K), or that has
                   a feature (tied, qwen2)
-  ci              everything that has to pass: tidy, fmt, clippy, docs, fetch, tests, loom, smoke
+  arm             the kernels' tests and a tiny model on emulated ARM CPUs; skips where the cross tools are missing
+  ci              everything that has to pass: tidy, fmt, clippy, docs, fetch, tests, loom, smoke, arm
 
 environment
   SLUICE_CACHE    where fetched files go (default: $XDG_CACHE_HOME/sluice, else ~/.cache/sluice)
-  SLUICE_REQUIRE  comma list of `uring`, `direct`, `model`: what is missing of these is a failure, not a skip";
+  SLUICE_REQUIRE  comma list of `uring`, `direct`, `model`, `arm`: what is missing of these is a failure, not a skip";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         ["smoke"] => bench::bench(&[]),
         ["smoke", model] => bench::bench(&["--model", model]),
         ["synth", ref words @ ..] => synth::synth(words),
+        ["arm"] => arm::arm(),
         ["ci"] => ci::ci(),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");

@@ -25,6 +25,10 @@ pub fn dequantise(isa: Isa, w: QuantRows<'_>, out: &mut [f32]) {
     if let (Format::F16, Some(proof)) = (w.format(), isa.level().avx2()) {
         return proof.decode_f16(w.bytes().as_chunks().0, out);
     }
+    #[cfg(target_arch = "aarch64")]
+    if let (Format::F16, Some(proof)) = (w.format(), isa.level().neon()) {
+        return proof.decode_f16(w.bytes().as_chunks().0, out);
+    }
     isa.run(Dequantise { w, out });
 }
 

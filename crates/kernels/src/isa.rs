@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+#[cfg(target_arch = "aarch64")]
+use crate::aarch64::{I8mm, Neon};
 use crate::numbers::LANES;
 use crate::tuning::{Tuning, TuningError};
 use crate::wide::Wide;
@@ -39,6 +41,24 @@ pub(crate) enum Level {
     /// AVX-512 (F, BW, DQ, VL) with VNNI, and all of AVX2; with the tile unit (AMX) where the proof says so.
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    /// NEON with dot products of bytes.
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
+    /// Matrix products of bytes, and all of NEON.
+    #[cfg(target_arch = "aarch64")]
+    I8mm(I8mm),
+}
+
+#[cfg(target_arch = "aarch64")]
+impl Level {
+    /// The proof of NEON in this level, if it has one.
+    pub(crate) fn neon(self) -> Option<Neon> {
+        match self {
+            Self::Scalar => None,
+            Self::Neon(proof) => Some(proof),
+            Self::I8mm(proof) => Some(proof.neon()),
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -66,7 +86,7 @@ pub(crate) trait Portable {
 
 impl Isa {
     /// The best level of this CPU, or the one that the environment variable `SLUICE_ISA` names (`scalar`, `avx2`,
-    /// `avx512`, `amx`; empty counts as unset).
+    /// `avx512`, `amx`, `neon`, `i8mm`; empty counts as unset).
     ///
     /// # Errors
     /// When the variable names no level of this program, or one that this CPU does not have; when `SLUICE_TUNE` is set and not
@@ -112,6 +132,10 @@ impl Isa {
             Level::Avx512(proof) if proof.amx() => "amx",
             #[cfg(target_arch = "x86_64")]
             Level::Avx512(_) => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(_) => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Level::I8mm(_) => "i8mm",
         }
     }
 
@@ -150,6 +174,10 @@ impl Isa {
             Level::Avx2(proof) => proof.run(code),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512(proof) => proof.run(code),
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(proof) => proof.run(code),
+            #[cfg(target_arch = "aarch64")]
+            Level::I8mm(proof) => proof.neon().run(code),
         }
     }
 
@@ -162,6 +190,10 @@ impl Isa {
             Level::Avx2(proof) => proof.run_wide(code),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512(proof) => proof.run_wide(code),
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon(proof) => proof.run_wide(code),
+            #[cfg(target_arch = "aarch64")]
+            Level::I8mm(proof) => proof.neon().run_wide(code),
         }
     }
 }
@@ -175,8 +207,16 @@ fn wide() -> impl Iterator<Item = Isa> {
     avx2.into_iter().chain(avx512).chain(amx).map(|level| Isa { level, ..Isa::scalar() })
 }
 
-/// No other levels for other CPUs yet.
-#[cfg(not(target_arch = "x86_64"))]
+/// The levels beyond scalar that this CPU has, the slowest first.
+#[cfg(target_arch = "aarch64")]
+fn wide() -> impl Iterator<Item = Isa> {
+    let neon = Neon::detect().map(Level::Neon);
+    let i8mm = I8mm::detect().map(Level::I8mm);
+    neon.into_iter().chain(i8mm).map(|level| Isa { level, ..Isa::scalar() })
+}
+
+/// No other levels for other CPUs.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn wide() -> impl Iterator<Item = Isa> {
     std::iter::empty()
 }

@@ -25,6 +25,8 @@
 //! result; all other levels give exactly these, for any number of tokens and any split of the rows. A result that is not a
 //! number is always the same quiet NaN, because hardware picks a payload by the order of operands.
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 mod acts;
 pub mod attention;
 mod blocks;

@@ -53,6 +53,10 @@ fn product(isa: Isa, w: QuantRows<'_>, x: &Acts, y: &mut [f32]) {
         Level::Avx2(proof) => proof.matmul(w, x, y, isa.tuning()),
         #[cfg(target_arch = "x86_64")]
         Level::Avx512(proof) => proof.matmul(w, x, y, isa.tuning()),
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon(proof) => proof.matmul(w, x, y),
+        #[cfg(target_arch = "aarch64")]
+        Level::I8mm(proof) => proof.matmul(w, x, y),
     }
 }
 

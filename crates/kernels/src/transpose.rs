@@ -37,6 +37,10 @@ fn turn<const ADD: bool>(isa: Isa, y: &[f32], stride: usize, columns: Range<usiz
         out.iter_mut().zip(y).for_each(|(out, y)| put::<ADD>(out, *y));
         return;
     }
+    #[cfg(target_arch = "aarch64")]
+    if let Some(proof) = isa.level().neon() {
+        return proof.turn::<ADD>(y, stride, columns, out);
+    }
     match isa.level() {
         #[cfg(target_arch = "x86_64")]
         Level::Avx512(proof) => proof.turn::<ADD>(y, stride, columns, out),

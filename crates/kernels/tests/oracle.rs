@@ -2,7 +2,7 @@
 
 mod blocks;
 
-use blocks::{BOUND, Pcg, acts, acts_in, acts_of, part, product, rows_of};
+use blocks::{BOUND, Pcg, acts, acts_in, acts_of, every, part, product, rows_of};
 use sluice_kernels::{ActBits, Format, Isa, QuantRows, dequantise, reference};
 
 /// Columns that cover 1 to 9 blocks; formats without blocks get every tail of their groups of 16 instead.
@@ -39,7 +39,7 @@ fn every_shape_on_every_level() {
 }
 
 /// Rows and tokens on either side of where levels go from one way of tiling to another: 16 rows stand in the lanes, or two
-/// times 16; 12 tokens are worth panels, and 128 (AVX2) or 264 (AVX-512) are what panels are unpacked for at most.
+/// times 16; 12 tokens are worth panels, and 128 (AVX2, ARM) or 264 (AVX-512) are what panels are unpacked for at most. On ARM panels have 8 rows and 4 tokens.
 #[test]
 fn where_tiles_switch() {
     const ROWS: [usize; 7] = [1, 15, 16, 17, 31, 32, 33];
@@ -48,7 +48,7 @@ fn where_tiles_switch() {
     let mut rng = Pcg::new(7);
     for format in Format::ALL {
         let all = columns(format);
-        for cols in all.into_iter().step_by(if format.block_len() == 1 { 8 } else { 1 }) {
+        for cols in all.into_iter().step_by(if format.block_len() == 1 { 8 } else { every(4) }) {
             let bytes = rows_of(&mut rng, format, 33, cols);
             let w = QuantRows::new(format, cols, &bytes).unwrap();
             let x = acts(&mut rng, MOST, cols, Isa::scalar(), format);

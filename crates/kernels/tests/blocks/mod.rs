@@ -10,6 +10,11 @@ use sluice_kernels::{ActBits, Acts, Format, Isa, QuantRows, matmul, reference};
 /// How far a product may be off the reference, in parts of Σ|w·x|: what the crate promises of f32 sums.
 pub const BOUND: f64 = 1e-5;
 
+/// Every how many of the shapes a long test takes: all, but under an emulator, which is some twenty times slower, some.
+pub fn every(when_emulated: usize) -> usize {
+    if std::env::var_os("SLUICE_TEST_RUNNER").is_some() { when_emulated } else { 1 }
+}
+
 /// PCG-XSH-RR with 64 bits of state, from O'Neill, "PCG: A Family of Simple Fast Space-Efficient Statistically Good
 /// Algorithms for Random Number Generation", 2014.
 pub struct Pcg(u64);
