@@ -71,7 +71,7 @@ impl Stream {
             longest,
             slot_bytes: 0,
             resident_bytes,
-            changed: Condvar::new(),
+            changed: Condvar::default(),
         };
         stream.rewind()?;
         stream.slot_bytes = lock(&stream.state).free.iter().map(|slot| slot.capacity() as u64).sum();

@@ -65,7 +65,7 @@ pub use options::{
     ActBits, BackendChoice, Budget, DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS, Direct, Options, Placement,
 };
 pub use sample::{Sampler, SamplerOptions};
-pub use session::{Report, Session};
+pub use session::{Report, Session, SyncReport};
 /// The header reader, for callers that look at a file without running it.
 pub use sluice_gguf as gguf;
 /// CPU levels, for [`Model::open_with`].

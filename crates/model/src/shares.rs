@@ -1,9 +1,7 @@
 //! The rows of a group whose weights are all in memory, shared out to workers.
 
+use sluice_loader::sync::{Mutex, lock};
 use std::collections::VecDeque;
-use std::sync::Mutex;
-
-use crate::team::lock;
 
 /// Kernels work on rows in groups; a run that is no multiple of this ends in a slower tail.
 pub const ROW_GROUP: usize = 16;

@@ -3,17 +3,18 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
 use sluice_kernels::{Acts, Isa, QuantRows, matmul};
+use sluice_loader::sync::{Counts, Mutex, lock};
 use sluice_loader::{ByteRange, Loans, Stream};
 
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Plan};
 use crate::pressure::Monitor;
 use crate::shares::{Run, Shares};
-use crate::team::{Team, lock};
+use crate::team::Team;
 use crate::weights::{Matrix, Table, WeightId, Weights};
 
 /// A pass with the output projection, or one without: the groups of a long prompt before its last need no logits.
@@ -132,8 +133,14 @@ impl<'m> StreamedWeights<'m> {
 
     /// The loader's side, for statistics.
     pub fn stream(&self) -> RwLockReadGuard<'_, Stream> {
-        self.stream.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.stream)
     }
+}
+
+/// A lock that only a rewind holds alone; taken once for a group, and counted.
+fn read(stream: &RwLock<Stream>) -> RwLockReadGuard<'_, Stream> {
+    Counts { locks: 1, ..Counts::default() }.note();
+    stream.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A band of one chunk and where its results go.
@@ -162,7 +169,7 @@ impl Weights for StreamedWeights<'_> {
         let positions = start + steps.start as u64..start + steps.end as u64;
         let chunks = steps.map(|step| &self.plan.chunks[pass.steps[step] as usize]);
         // Once for the whole group; only a rewind would wait for it, and that is ours to call.
-        let reading = self.stream.read().unwrap_or_else(PoisonError::into_inner);
+        let reading = read(&self.stream);
         let stream: &Stream = &reading;
         let here = if planned.resident { stream.loan_residents(positions.clone())? } else { None };
         match here {

@@ -8,10 +8,12 @@
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
+
+use sluice_loader::sync::{Counts, Mutex, lock};
 
 use crate::error::{Error, Result};
 
@@ -49,6 +51,16 @@ struct Shared {
     /// First panic of a worker in the current region.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     spin: Duration,
+    seats: Box<[Seat]>,
+}
+
+/// What others see of a worker; on two lines of cache of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Seat {
+    asleep: AtomicBool,
+    /// Locks, wake-ups and sleeps of the worker's thread when it last left a region.
+    counts: [AtomicU64; 3],
 }
 
 /// The region can be entered.
@@ -80,6 +92,7 @@ impl Team {
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
             spin,
+            seats: (0..workers.max(1)).map(|_| Seat::default()).collect(),
         });
         let mut team = Self { shared, others: Vec::new(), running: AtomicBool::new(false) };
         for index in 1..workers {
@@ -99,6 +112,16 @@ impl Team {
     /// Number of workers, at least 1.
     pub fn workers(&self) -> usize {
         self.others.len() + 1
+    }
+
+    /// What the other workers have counted until they last left a region.
+    pub fn counts(&self) -> Counts {
+        let mut sum = Counts::default();
+        for seat in &self.shared.seats {
+            let [locks, wakeups, sleeps] = [0, 1, 2].map(|i| seat.counts[i].load(Ordering::Relaxed));
+            sum += Counts { locks, wakeups, sleeps };
+        }
+        sum
     }
 
     /// One parallel region: `f(0)` on the calling thread, and `f(worker)` on those others that come before it has ended.
@@ -121,10 +144,15 @@ impl Team {
         unsafe { *shared.job.get() = Some(Job { work, caller: thread::current() }) };
         let before = shared.state.load(Ordering::Relaxed);
         shared.state.store((before & !(NEXT - 1)).wrapping_add(NEXT) | OPEN, Ordering::Release);
-        self.others.iter().for_each(|worker| worker.thread().unpark());
+        for (worker, seat) in self.others.iter().zip(&shared.seats[1..]) {
+            if seat.asleep.swap(false, Ordering::Relaxed) {
+                Counts { wakeups: 1, ..Counts::default() }.note();
+            }
+            worker.thread().unpark();
+        }
         let own = catch_unwind(AssertUnwindSafe(|| f(0)));
         shared.state.fetch_and(!OPEN, Ordering::Relaxed);
-        shared.wait_until(|| shared.state.load(Ordering::Acquire) & INSIDE == 0);
+        shared.wait_until(0, || shared.state.load(Ordering::Acquire) & INSIDE == 0);
         let theirs = lock(&shared.panic).take();
         self.running.store(false, Ordering::Release);
         if let Some(panic) = own.err().or(theirs) {
@@ -186,7 +214,7 @@ impl Shared {
     /// The life of a worker.
     fn work(&self, index: usize) {
         let mut seen = 0;
-        while let Some(region) = self.next_region(seen) {
+        while let Some(region) = self.next_region(index, seen) {
             seen = region;
             let enter = |state: u64| (state / NEXT == region && state & OPEN != 0).then_some(state + 1);
             if self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter).is_err() {
@@ -200,6 +228,12 @@ impl Shared {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(index))) {
                 lock(&self.panic).get_or_insert(panic);
             }
+            let counts = Counts::of_this_thread();
+            for (seat, count) in
+                self.seats[index].counts.iter().zip([counts.locks, counts.wakeups, counts.sleeps])
+            {
+                seat.store(count, Ordering::Relaxed);
+            }
             if self.state.fetch_sub(1, Ordering::Release) & (OPEN | INSIDE) == 1 {
                 caller.unpark(); // the last one, and the caller may be asleep
             }
@@ -207,14 +241,14 @@ impl Shared {
     }
 
     /// Waits for another region than `seen` and returns its number; None when the team is dropped.
-    fn next_region(&self, seen: u64) -> Option<u64> {
+    fn next_region(&self, index: usize, seen: u64) -> Option<u64> {
         let region = || self.state.load(Ordering::Acquire) / NEXT;
-        self.wait_until(|| region() != seen || self.stop.load(Ordering::Acquire));
+        self.wait_until(index, || region() != seen || self.stop.load(Ordering::Acquire));
         Some(region()).filter(|region| *region != seen)
     }
 
     /// Spins, then sleeps, until `done`. Whoever makes it true unparks this thread afterwards.
-    fn wait_until(&self, done: impl Fn() -> bool) {
+    fn wait_until(&self, index: usize, done: impl Fn() -> bool) {
         let since = Instant::now();
         while since.elapsed() < self.spin {
             for _ in 0..TURNS {
@@ -226,14 +260,11 @@ impl Shared {
             thread::yield_now();
         }
         while !done() {
+            self.seats[index].asleep.store(true, Ordering::Relaxed);
+            Counts { sleeps: 1, ..Counts::default() }.note();
             thread::park();
         }
     }
-}
-
-/// Locks, also after another worker's panic: that panic is on its way to the caller already.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

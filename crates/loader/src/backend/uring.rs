@@ -113,7 +113,7 @@ impl Uring {
         let descriptors: Vec<_> = files.iter().map(|source| source.file().as_raw_fd()).collect();
         let ring = Arc::new(Registered::new(ring, &descriptors, (depth + SEATS_BESIDE) as u16));
         let (table, submission) = (Mutex::default(), Mutex::default());
-        Ok(Uring { table, submission, reaped: Condvar::new(), ring, files, depth, align })
+        Ok(Uring { table, submission, reaped: Condvar::default(), ring, files, depth, align })
     }
 
     /// From now on drops what is read through the page cache from it again: for files that were not in it and would push
