@@ -34,11 +34,15 @@ pub fn ci() -> Result {
     Ok(())
 }
 
-/// The loader's loans under the model checker. Its own target folder: another RUSTFLAGS would rebuild everything.
+/// The loader's loans and the model's team under the model checker. Its own target folder: another RUSTFLAGS would rebuild
+/// everything.
 fn loom() -> Result {
     let target = target_dir()?.join("loom");
-    let mut test = cargo("test --release --package sluice-loader --test loom --target-dir");
-    run(test.arg(target).env("RUSTFLAGS", "--cfg loom"))
+    for package in ["sluice-loader", "sluice-model"] {
+        let mut test = cargo("test --release --test loom --package");
+        run(test.arg(package).arg("--target-dir").arg(&target).env("RUSTFLAGS", "--cfg loom"))?;
+    }
+    Ok(())
 }
 
 fn step(times: &mut Vec<(&'static str, f64)>, name: &'static str, work: impl FnOnce() -> Result) -> Result {

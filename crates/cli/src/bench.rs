@@ -45,7 +45,7 @@ pub fn run(args: &args::Bench, started: Instant) -> Result<ExitCode, Failure> {
     let report = session.report();
     let peak = ProcessMemory::now().peak;
     if args.json {
-        let (memory, io, cpu) = report_parts(report, peak);
+        let (memory, io, cpu, sync) = report_parts(report, peak);
         print_json(&RunDocument {
             text: String::new(),
             prompt_tokens: prompt.len(),
@@ -62,6 +62,7 @@ pub fn run(args: &args::Bench, started: Instant) -> Result<ExitCode, Failure> {
             memory,
             io,
             cpu,
+            sync,
             model: ModelInfo { name: model.name(), file_bytes: model.file_bytes() },
             ids,
             reps,

@@ -30,6 +30,7 @@ pub struct RunDocument {
     pub memory: Memory,
     pub io: Io,
     pub cpu: Cpu,
+    pub sync: Sync,
     pub model: ModelInfo,
     /// Of `bench`: every repetition that counts; the timings above are their medians.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -101,6 +102,14 @@ pub struct Cpu {
     pub act_bits: u32,
 }
 
+/// Means over passes of one token; null when there was none.
+#[derive(Serialize)]
+pub struct Sync {
+    pub locks_per_token: Option<f64>,
+    pub wakeups_per_token: Option<f64>,
+    pub sleeps_per_token: Option<f64>,
+}
+
 #[derive(Serialize)]
 pub struct ModelInfo {
     pub name: String,
@@ -113,7 +122,7 @@ pub fn ledger(ledger: &Ledger) -> BTreeMap<String, u64> {
 }
 
 /// The parts of [`RunDocument`] that a session's report fills.
-pub fn report_parts(report: Report, peak_rss_bytes: u64) -> (Memory, Io, Cpu) {
+pub fn report_parts(report: Report, peak_rss_bytes: u64) -> (Memory, Io, Cpu, Sync) {
     let memory = Memory {
         budget_bytes: report.budget,
         predicted_bytes: report.ledger.total(),
@@ -138,5 +147,9 @@ pub fn report_parts(report: Report, peak_rss_bytes: u64) -> (Memory, Io, Cpu) {
         resident_least_bytes: report.resident_least_bytes,
         passes: report.passes,
     };
-    (memory, io, Cpu { isa: report.isa, threads: report.threads, act_bits: report.act_bits.count() })
+    let [locks_per_token, wakeups_per_token, sleeps_per_token] =
+        report.sync.per_token().map_or([None; 3], |means| means.map(Some));
+    let sync = Sync { locks_per_token, wakeups_per_token, sleeps_per_token };
+    let cpu = Cpu { isa: report.isa, threads: report.threads, act_bits: report.act_bits.count() };
+    (memory, io, cpu, sync)
 }

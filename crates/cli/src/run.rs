@@ -78,7 +78,7 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
     told.push(summary(&outcome, prompt.len(), ttft_s, peak));
     let code = if outcome.stop_reason == StopReason::Interrupted { interrupt::EXIT_CODE } else { 0 };
     if args.json {
-        let (memory, io, cpu) = report_parts(report, peak);
+        let (memory, io, cpu, sync) = report_parts(report, peak);
         print_json(&RunDocument {
             prompt_tokens: prompt.len(),
             generated_tokens: outcome.ids.len(),
@@ -94,6 +94,7 @@ pub fn run(args: &args::Run, started: Instant) -> Result<ExitCode, Failure> {
             memory,
             io,
             cpu,
+            sync,
             model: ModelInfo { name: model.name(), file_bytes: model.file_bytes() },
             text: outcome.text,
             ids: outcome.ids,

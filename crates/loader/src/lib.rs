@@ -34,7 +34,7 @@ mod schedule;
 mod state;
 mod stats;
 mod stream;
-mod sync;
+pub mod sync;
 
 #[cfg(all(not(loom), target_os = "linux"))]
 pub use backend::uring::Uring;

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::residents::{Resident, Residents};
 use crate::schedule::Schedule;
 use crate::stats::Traffic;
+use crate::sync::Condvar;
 
 pub(crate) struct State {
     pub passes: VecDeque<Pass>,  // announced and not yet done, oldest first
@@ -23,7 +24,7 @@ pub(crate) struct State {
     pub long: usize,             // memory of a slot for the longest step of all, once there has been one
     pub unread: VecDeque<u64>,   // positions whose ticket nobody waits for yet
     pub in_flight: usize,        // submitted, or about to be, and not there yet
-    pub waiting: usize,          // workers that wait for a change of this
+    pub waiters: Vec<Waiter>,    // workers that sleep until they are called
     pub broken: Option<Error>,   // given to everybody until the stream is rewound
     pub traffic: Traffic,
     pub waited: Duration,
@@ -35,6 +36,12 @@ pub(crate) struct State {
 pub(crate) struct Pass {
     pub kind: usize,
     pub first: u64,
+}
+
+/// A worker that sleeps until a position is submitted or there.
+pub(crate) struct Waiter {
+    pub position: u64,
+    pub turn: Arc<Condvar>,
 }
 
 pub(crate) struct Entry {
@@ -70,7 +77,7 @@ impl State {
             long: usize::MAX,
             unread: VecDeque::new(),
             in_flight: 0,
-            waiting: 0,
+            waiters: Vec::new(),
             broken: None,
             traffic: Traffic::default(),
             waited: Duration::ZERO,
@@ -78,6 +85,34 @@ impl State {
             limit: u64::MAX,
             residents: Residents::new(schedule),
         }
+    }
+
+    /// Wakes those who wait for `position`, or for another one that looks at the same resident. How many.
+    pub fn call(&mut self, position: u64) -> usize {
+        if self.waiters.is_empty() {
+            return 0;
+        }
+        let step = |position: u64| Some(self.window.get(position.checked_sub(self.base)? as usize)?.step);
+        let wanted = step(position);
+        let (called, left): (Vec<Waiter>, _) = std::mem::take(&mut self.waiters)
+            .into_iter()
+            .partition(|w| w.position == position || (wanted.is_some() && step(w.position) == wanted));
+        self.waiters = left;
+        called.iter().for_each(|waiter| waiter.turn.notify_all());
+        called.len()
+    }
+
+    /// Wakes who waits for the lowest position.
+    pub fn call_first(&mut self) {
+        let first = (0..self.waiters.len()).min_by_key(|&i| self.waiters[i].position);
+        if let Some(first) = first {
+            self.waiters.swap_remove(first).turn.notify_all();
+        }
+    }
+
+    /// Wakes everybody.
+    pub fn call_all(&mut self) {
+        self.waiters.drain(..).for_each(|waiter| waiter.turn.notify_all());
     }
 
     /// Bytes of residents in memory, those on their way included.

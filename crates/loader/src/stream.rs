@@ -2,8 +2,10 @@
 //!
 //! Positions count the steps of all announced passes from 0 and for ever. Reads are submitted in the order of positions,
 //! as long as there is a free slot, across the end of a pass into the next announced one. Workers wait for positions;
-//! the first to come waits on the backend, the others on the condition variable, or, where the backend is lazy, on the
-//! backend for a later position, so that no worker looks on while another copies.
+//! the first to come waits on the backend, the others on a condition variable of their own, or, where the backend is lazy, on
+//! the backend for a later position, so that no worker looks on while another copies. A submission wakes those who wait for
+//! its position, or one other where the backend is lazy; a read that is over wakes those who wait for it; only an error wakes
+//! everybody.
 //!
 //! Why nobody waits for ever: every worker takes its loans in ascending order of position and holds at most one, and all
 //! loans of a pass are taken by somebody. Then the lowest position that is not done either has been submitted, or nothing
@@ -27,7 +29,7 @@ use crate::backend::{Backend, Failed, Filled, Slot};
 use crate::error::{Error, ErrorKind, Result};
 use crate::loan::{Loan, Loans};
 use crate::schedule::{Schedule, Step};
-use crate::state::{Pass, Place, State};
+use crate::state::{Pass, Place, State, Waiter};
 use crate::stats::Stats;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait};
 
@@ -46,7 +48,6 @@ pub struct Stream {
     slot_bytes: u64,
     resident_bytes: u64,
     pub(crate) state: Mutex<State>,
-    changed: Condvar, // a read was submitted or is over, or the stream broke
 }
 
 impl Stream {
@@ -71,7 +72,6 @@ impl Stream {
             longest,
             slot_bytes: 0,
             resident_bytes,
-            changed: Condvar::new(),
         };
         stream.rewind()?;
         stream.slot_bytes = lock(&stream.state).free.iter().map(|slot| slot.capacity() as u64).sum();
@@ -135,9 +135,11 @@ impl Stream {
             state = match taken {
                 Some(position) => self.fetch(state, position),
                 None => {
-                    state.waiting += 1;
-                    let mut state = wait(&self.changed, state);
-                    state.waiting -= 1;
+                    let turn = Arc::new(Condvar::default());
+                    state.waiters.push(Waiter { position, turn: Arc::clone(&turn) });
+                    let mut state = wait(&turn, state);
+                    // Still there only after a wake-up that nobody meant.
+                    state.waiters.retain(|waiter| !Arc::ptr_eq(&waiter.turn, &turn));
                     state
                 }
             };
@@ -303,7 +305,10 @@ impl Stream {
                     *state.place(position).expect("nobody else finishes it") =
                         Place::Submitted(Box::new(ticket));
                     state.unread.push_back(position);
-                    self.notify(&state);
+                    // Whoever waits for it reads it; with a lazy backend another one may.
+                    if state.call(position) == 0 && self.backend.depth() == 0 {
+                        state.call_first();
+                    }
                 }
                 Ok(None) => return state,
                 Err(error) => {
@@ -330,7 +335,7 @@ impl Stream {
             let stays = self.schedule.stays(step, state.limit);
             if stays && state.enter_resident(step) {
                 // A waiter may have come before this position was in the window.
-                self.notify(state);
+                state.call(position);
                 continue;
             }
             if state.in_flight >= self.slots {
@@ -393,14 +398,14 @@ impl Stream {
         }
     }
 
-    /// Books the outcome of the read of `position` and wakes everybody who waits for it.
+    /// Books the outcome of the read of `position` and wakes those who wait for it.
     fn land(&self, state: &mut State, position: u64, outcome: std::result::Result<Filled, Failed>) {
         state.in_flight -= 1;
         match outcome {
             Ok(filled) => {
                 state.traffic += filled.traffic();
                 *state.place(position).expect("nobody else finishes it") = Place::Ready(Arc::new(filled));
-                self.notify(state);
+                state.call(position);
             }
             Err(Failed { error, slot }) => {
                 // A resident's slot goes too: a rewound stream makes a new one.
@@ -414,14 +419,6 @@ impl Stream {
         }
     }
 
-    /// Wakes everybody who waits. Where nobody does, that is no call of the system, which would cost more than all else that
-    /// is done for a chunk that is here.
-    fn notify(&self, state: &State) {
-        if state.waiting > 0 {
-            self.changed.notify_all();
-        }
-    }
-
     /// Calls the backend, without the lock. Should it panic, the stream breaks: nobody would finish this read, and the
     /// others would wait for it for ever.
     pub(crate) fn call<R>(&self, call: impl FnOnce(&dyn Backend) -> R) -> R {
@@ -432,7 +429,7 @@ impl Stream {
     /// The first error stays: later ones are mostly its consequences.
     pub(crate) fn break_off(&self, state: &mut State, error: Error) {
         state.broken.get_or_insert(error);
-        self.notify(state);
+        state.call_all();
     }
 
     /// Empties the window and the order; every slot that is not lost is free afterwards. Needs every worker gone.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use common::{STUCK, expected, range, within_limits};
 use proptest::prelude::*;
+use sluice_loader::sync::Counts;
 use sluice_loader::{
     Backend, ByteRange, Error, ErrorKind, Failed, Faults, Filled, Memory, Schedule, Slot, Step, Stream,
     Ticket, Traffic,
@@ -457,4 +458,37 @@ fn stopped_until_rewound() {
     stream.rewind().unwrap();
     let first = stream.announce(0);
     assert!(stream.loan(first).is_ok());
+}
+
+/// Sixteen wait for one position each while the only slot is lent. Every submission and every read that is over wakes one of
+/// them, and not all.
+#[test]
+fn who_waits_for_one_position_is_not_woken_for_another() {
+    const WAITING: u64 = 16;
+    for depth in [0, 1] {
+        let memory = Memory::new(vec![vec![7; 100]]);
+        let memory = Arc::new(if depth == 0 { memory } else { memory.eager(depth) });
+        let step = |i| Step { range: range(0, i, 1), loans: 1, resident: false };
+        let first = depth as u64 + 1; // positions that have slots at once
+        let steps: Vec<Step> = (0..first + WAITING).map(step).collect();
+        let pass = (0..steps.len() as u32).collect();
+        let stream = Stream::new(memory, Schedule::new(steps, vec![pass]).unwrap(), 1).unwrap();
+        stream.announce(0);
+        let total = Mutex::new(Counts::default());
+        thread::scope(|scope| {
+            let lent = stream.loan(0).unwrap();
+            for position in first..first + WAITING {
+                let (stream, total) = (&stream, &total);
+                scope.spawn(move || {
+                    drop(stream.loan(position).unwrap());
+                    *total.lock().unwrap() += Counts::of_this_thread();
+                });
+            }
+            thread::sleep(Duration::from_millis(50)); // so that most of them sleep; with fewer less is counted
+            drop(lent);
+            (1..first).for_each(|position| drop(stream.loan(position).unwrap()));
+        });
+        let Counts { wakeups, sleeps, .. } = total.into_inner().unwrap();
+        assert!(wakeups <= 2 * WAITING && sleeps <= 2 * WAITING, "depth {depth}: {wakeups} and {sleeps}");
+    }
 }

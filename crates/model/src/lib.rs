@@ -28,6 +28,7 @@
 //! ```
 
 #![deny(unsafe_code)]
+#![cfg(not(loom))] // the model checker gets the team alone, in tests/loom.rs
 
 mod available;
 mod budget;
@@ -50,6 +51,7 @@ pub mod speed;
 mod state;
 mod stop;
 mod stream;
+mod sync;
 #[allow(unsafe_code)] // the one file with some: the border between a region and those who work in it
 mod team;
 pub mod tokenizer;
@@ -65,7 +67,7 @@ pub use options::{
     ActBits, BackendChoice, Budget, DEFAULT_CHUNK_BYTES, DEFAULT_HEAD_ROWS, Direct, Options, Placement,
 };
 pub use sample::{Sampler, SamplerOptions};
-pub use session::{Report, Session};
+pub use session::{Report, Session, SyncReport};
 /// The header reader, for callers that look at a file without running it.
 pub use sluice_gguf as gguf;
 /// CPU levels, for [`Model::open_with`].

@@ -25,6 +25,13 @@ const LARGEST_BAND: usize = 1 << 20;
 /// of the region.
 const BANDS_PER_WORKER: usize = 4;
 
+/// Bands in a group at most, however many workers there are: what is taken per band is bounded for a token, and with more
+/// workers than 32 each still gets some.
+const BANDS_PER_GROUP: usize = 128;
+
+/// Bands in a chunk at most: workers that help with a chunk take its loan from one another, with a lock each time.
+pub const BANDS_PER_CHUNK: usize = 8;
+
 /// Notes the groups that a pass asks for and computes nothing.
 #[derive(Debug, Default)]
 pub struct Recorder {
@@ -116,8 +123,8 @@ impl Plan {
             for weights in groups {
                 let start = pass.steps.len();
                 let bytes: usize = weights.iter().map(|w| table.get(*w).row_bytes * table.get(*w).rows).sum();
-                let band_bytes =
-                    (bytes / (cut.workers * BANDS_PER_WORKER)).clamp(SMALLEST_BAND, LARGEST_BAND);
+                let bands = cut.workers.saturating_mul(BANDS_PER_WORKER).min(BANDS_PER_GROUP);
+                let band_bytes = (bytes / bands).clamp(SMALLEST_BAND, LARGEST_BAND);
                 for &weight in weights {
                     let chunks = cut_before
                         .entry(weight)
@@ -149,7 +156,9 @@ impl Plan {
         if is_head {
             rows = rows.min(cut.head_rows);
         }
-        let band_rows = whole_groups(band_bytes / matrix.row_bytes);
+        let most = rows.min(matrix.rows).div_ceil(BANDS_PER_CHUNK).next_multiple_of(ROW_GROUP);
+        let band_rows =
+            whole_groups(band_bytes / matrix.row_bytes).max(if rows < ROW_GROUP { 1 } else { most });
         let first = self.chunks.len() as u32;
         for start in (0..matrix.rows).step_by(rows) {
             let rows = start..(start + rows).min(matrix.rows);
@@ -214,7 +223,7 @@ impl Plan {
             .zip(&self.resident)
             .map(|(chunk, resident)| Step {
                 range: table.get(chunk.weight).bytes_of(chunk.rows.clone()),
-                loans: chunk.bands().count() as u32,
+                loans: 1, // whoever takes it lends it to who helps
                 resident: *resident,
             })
             .collect();

@@ -148,10 +148,12 @@ impl Sampler {
         if temp == 0.0 || top_k == 1 || top_p == 0.0 {
             return Ok(best);
         }
-        self.ids.clear();
-        self.ids.extend(0..logits.len() as u32);
         let top = logits[best as usize];
-        self.keep_top_k(logits);
+        self.ids.clear();
+        match self.options.top_k {
+            0 => self.ids.extend(0..logits.len() as u32),
+            k => self.best_of_all(logits, k),
+        }
         self.keep_top_p(logits, top);
         self.keep_min_p(logits, top);
         Ok(self.draw(logits, top))
@@ -175,13 +177,31 @@ impl Sampler {
         }
     }
 
-    /// Keeps the `top_k` largest, in order.
-    fn keep_top_k(&mut self, logits: &[f32]) {
-        let k = self.options.top_k;
-        if k > 0 && k < self.ids.len() {
-            self.sort_first(logits, k);
-            self.ids.truncate(k);
+    /// The `k` best of all tokens become the candidates, best first.
+    ///
+    /// One walk over the logits, in which few are looked at twice: to sort out 40 of 128 thousand by their ids takes milliseconds.
+    fn best_of_all(&mut self, logits: &[f32], k: usize) {
+        self.ids.clear();
+        // Below it nobody is among the best any more; who equals it came too late.
+        let mut bar = f32::NEG_INFINITY;
+        for (group, values) in logits.chunks(LANES).enumerate() {
+            if self.ids.len() >= k && values.iter().map(|&v| u32::from(v > bar)).sum::<u32>() == 0 {
+                continue;
+            }
+            for (i, &value) in values.iter().enumerate() {
+                if self.ids.len() < k || value > bar {
+                    self.ids.push((group * LANES + i) as u32);
+                }
+            }
+            if self.ids.len() >= k.saturating_mul(2).max(LANES) {
+                self.sort_first(logits, k);
+                self.ids.truncate(k);
+                bar = logits[self.ids[k - 1] as usize];
+            }
         }
+        let k = k.min(self.ids.len());
+        self.sort_first(logits, k);
+        self.ids.truncate(k);
     }
 
     /// Keeps the fewest that have `top_p` of the probability, in order.
@@ -195,9 +215,14 @@ impl Sampler {
         // Usually a few tokens have nearly all of the probability: sort no more than that.
         const FIRST_TRY: usize = 256; // sorted in microseconds, against milliseconds for all of them
         let mut sorted = FIRST_TRY;
+        let all = self.ids.len();
         loop {
-            let n = sorted.min(self.ids.len());
-            self.sort_first(logits, n);
+            let n = sorted.min(all);
+            if all == logits.len() {
+                self.best_of_all(logits, n);
+            } else {
+                self.sort_first(logits, n);
+            }
             self.weigh(n, logits, top, 1.0);
             let mut sum = 0.0;
             let enough = self.weights.iter().position(|&weight| {
@@ -206,7 +231,7 @@ impl Sampler {
             });
             match enough {
                 Some(last) => return self.ids.truncate(last + 1),
-                None if n == self.ids.len() => return, // rounding kept the sum just below
+                None if n == all => return, // rounding kept the sum just below
                 None => sorted *= 8,
             }
         }
@@ -279,16 +304,20 @@ fn largest(logits: &[f32]) -> u32 {
         }
     }
     let max = lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
-    logits.iter().position(|&logit| logit == max).unwrap_or(0) as u32
+    first(logits, |logit| logit == max).unwrap_or(0) as u32
 }
 
 /// The first of these that is no number, or not a finite one.
 pub fn non_finite(logits: &[f32]) -> Option<usize> {
-    // Not the position of the first one right away: a loop that may end anywhere is not done with vectors.
-    let bad = |logit: &f32| u32::from(!logit.is_finite());
-    let group = logits.chunks(LANES * LANES).position(|group| group.iter().map(bad).sum::<u32>() > 0)?;
-    let first = group * LANES * LANES;
-    logits[first..].iter().position(|logit| !logit.is_finite()).map(|i| first + i)
+    first(logits, |logit| !logit.is_finite())
+}
+
+/// Where the first of these is. Not as a search from the front: a loop that may end anywhere is not done with vectors.
+fn first(logits: &[f32], is: impl Fn(f32) -> bool) -> Option<usize> {
+    let found = |logit: &f32| u32::from(is(*logit));
+    let group = logits.chunks(LANES * LANES).position(|group| group.iter().map(found).sum::<u32>() > 0)?;
+    let start = group * LANES * LANES;
+    logits[start..].iter().position(|logit| is(*logit)).map(|i| start + i)
 }
 
 #[cfg(test)]
@@ -368,6 +397,20 @@ mod tests {
         assert!(found[0] > 0 && found[1] > 0 && found[2..] == [0, 0], "{found:?}");
         assert_eq!(counts(top(1), &[1.0, 1.1], 50), [0, 50]);
         assert!(counts(top(99), &[1.0, 1.0], 200).iter().all(|&n| n > 0));
+    }
+
+    #[test]
+    fn the_best_of_all_are_those_of_a_whole_sort() {
+        for (len, values) in [(1, 3), (15, 2), (16, 50), (700, 4), (5000, 7), (5000, 4999)] {
+            let logits: Vec<f32> = (0..len).map(|i: u64| (i * i * 31 % values) as f32 - 1.0).collect();
+            let mut sorted: Vec<u32> = (0..len as u32).collect();
+            sorted.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+            for k in [1, 2, 7, 16, 40, 256, 6000] {
+                let mut sampler = sampler(warm(1.0));
+                sampler.best_of_all(&logits, k);
+                assert_eq!(sampler.ids, sorted[..k.min(sorted.len())], "{k} of {len}");
+            }
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_kernels::{ActBits, QuantRows, dequantise};
+use sluice_loader::sync::Counts;
 use sluice_loader::{Backend, Stream};
 
 use crate::budget::Ledger;
@@ -63,6 +64,29 @@ pub struct Report {
     pub threads: usize,
     /// How activations are rounded for products with quantised weights.
     pub act_bits: ActBits,
+    /// What was locked, woken and slept for.
+    pub sync: SyncReport,
+}
+
+/// Locks, wake-ups and sleeps of the session's thread and its workers. What a backend's own threads do is not in it, and
+/// neither is what watches memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SyncReport {
+    /// Those of the last pass.
+    pub last_pass: Counts,
+    /// Those of all passes that fed one token, without the first pass of the session, which reads what stays.
+    pub single: Counts,
+    /// How many such passes there were.
+    pub single_passes: u64,
+}
+
+impl SyncReport {
+    /// Means of a pass that feeds one token: locks, wake-ups, sleeps. None when there was no such pass.
+    pub fn per_token(&self) -> Option<[f64; 3]> {
+        let Counts { locks, wakeups, sleeps } = self.single;
+        (self.single_passes > 0)
+            .then(|| [locks, wakeups, sleeps].map(|n| n as f64 / self.single_passes as f64))
+    }
 }
 
 /// One sequence of tokens being fed to a model.
@@ -83,6 +107,7 @@ pub struct Session<'m> {
     file_before: u64,
     passes: u64,
     passes_took: Duration,
+    sync: SyncReport,
     budget: Option<u64>,
     ledger: Ledger,
     notes: Vec<String>,
@@ -132,6 +157,7 @@ impl<'m> Session<'m> {
             file_before: now.file,
             passes: 0,
             passes_took: Duration::ZERO,
+            sync: SyncReport::default(),
             budget,
             ledger,
             notes,
@@ -238,8 +264,14 @@ impl<'m> Session<'m> {
 
     fn pass(&mut self, tokens: &[u32], kind: PassKind, next: Option<PassKind>, wanted: Logits) -> Result<()> {
         let began = Instant::now();
+        let before = self.counts();
         let result = self.pass_on_team(tokens, kind, next, wanted);
         self.passes_took += began.elapsed();
+        self.sync.last_pass = self.counts() - before;
+        if tokens.len() == 1 && self.passes > 1 {
+            self.sync.single += self.sync.last_pass;
+            self.sync.single_passes += 1;
+        }
         if result.is_err() {
             // The first error is the one to tell; if the stream is beyond repair the next pass says so.
             let _ = self.weights.rewind();
@@ -249,6 +281,13 @@ impl<'m> Session<'m> {
         self.memory.anon = self.memory.anon.max(now.anon);
         self.memory.file = self.memory.file.max(now.file);
         result
+    }
+
+    /// Of this thread and the workers.
+    fn counts(&self) -> Counts {
+        let mut counts = self.team.counts();
+        counts += Counts::of_this_thread();
+        counts
     }
 
     fn pass_on_team(
@@ -357,6 +396,7 @@ impl<'m> Session<'m> {
             isa: self.model.isa.name(),
             threads: self.team.workers(),
             act_bits: self.state.acts.bits(),
+            sync: self.sync,
         }
     }
 }

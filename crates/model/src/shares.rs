@@ -1,9 +1,7 @@
 //! The rows of a group whose weights are all in memory, shared out to workers.
 
+use crate::team::Deal;
 use std::collections::VecDeque;
-use std::sync::Mutex;
-
-use crate::team::lock;
 
 /// Kernels work on rows in groups; a run that is no multiple of this ends in a slower tail.
 pub const ROW_GROUP: usize = 16;
@@ -12,10 +10,13 @@ pub const ROW_GROUP: usize = 16;
 /// tenth of one. No worker is done much earlier than another.
 const SHORTEST: usize = 32 << 10;
 
+/// Bytes that a worker is called for, times the tokens: with less, waking it takes longer than what it is woken for.
+const WORTH_A_WORKER: usize = 2 * SHORTEST;
+
 /// Bytes of the longest run: how long an interrupt may have to wait, times the tokens.
 const LONGEST: usize = 1 << 20;
 
-/// A worker takes this part of what is left of its share, so that runs get shorter towards the end, and there is always
+/// A run is this part of what is left of its share, so that runs get shorter towards the end, and there is always
 /// something left that a quicker one can take over.
 const PART: usize = 4;
 
@@ -44,99 +45,65 @@ impl<M: Copy> Run<'_, M> {
         let y = self.y.split_off_mut(..rows * results).expect("results for every row");
         Self { bytes, y, ..*self }
     }
-
-    /// Takes `rows` rows off the back, or a few more, so that whole groups are left.
-    fn take_back(&mut self, rows: usize) -> Self {
-        let left = self.rows().saturating_sub(rows);
-        let front = self.take_front(left - left % ROW_GROUP);
-        std::mem::replace(self, front)
-    }
 }
 
-/// What is left for one worker to do. On lines of cache of its own, so that workers don't disturb each other: two lines,
-/// since a CPU may fetch them in pairs.
-#[repr(align(128))]
-struct Share<'a, M>(Mutex<Left<'a, M>>);
-
-struct Left<'a, M> {
-    runs: VecDeque<Run<'a, M>>,
-    bytes: usize,
-}
-
-impl<'a, M: Copy> Left<'a, M> {
-    /// The next run, from the front for the owner: kernels ask for the next rows ahead of time, which is of use only to who
-    /// goes on there. From the back for others.
-    fn take(&mut self, front: bool) -> Option<Run<'a, M>> {
-        let run = if front { self.runs.front_mut() } else { self.runs.back_mut() }?;
-        let bytes = (self.bytes / PART).clamp(SHORTEST, LONGEST);
-        let rows = (bytes / run.row_bytes).next_multiple_of(ROW_GROUP);
-        let taken = if run.rows() < rows + ROW_GROUP {
-            // What would be left of it is not worth a turn of its own.
-            if front { self.runs.pop_front() } else { self.runs.pop_back() }?
-        } else if front {
-            run.take_front(rows)
-        } else {
-            run.take_back(rows)
-        };
-        self.bytes -= taken.bytes.len();
-        Some(taken)
-    }
-}
-
-/// Rows shared out to workers: to each a part of as many bytes, or nearly so, which it walks in ascending order. Who has none
-/// left helps who has most.
-pub struct Shares<'a, M> {
-    shares: Vec<Share<'a, M>>,
-}
+/// Rows shared out to workers: to each a part of as many bytes, or nearly so, cut into runs that it walks in ascending order.
+/// Who has none left helps who has most, from the back: kernels ask for the next rows ahead of time, which is of use only
+/// to who goes on there.
+pub struct Shares<'a, M>(Deal<Run<'a, M>>);
 
 impl<'a, M: Copy> Shares<'a, M> {
     /// As many shares as there are workers, at least one.
     pub fn new(runs: impl Iterator<Item = Run<'a, M>>, workers: usize) -> Self {
-        let runs: Vec<Run<'a, M>> = runs.collect();
-        let total: usize = runs.iter().map(|run| run.bytes.len()).sum();
-        let mut runs = VecDeque::from(runs);
-        let mut before = 0;
+        let mut left: VecDeque<Run<'a, M>> = runs.collect();
+        let total: usize = left.iter().map(|run| run.bytes.len()).sum();
         let workers = workers.max(1);
-        let shares = (1..=workers).map(|worker| {
-            let mut left = Left { runs: VecDeque::new(), bytes: 0 };
+        let (mut cut, mut ends) = (Vec::with_capacity(workers * 16), Vec::with_capacity(workers));
+        let mut before = 0;
+        for worker in 1..=workers {
             let end = total * worker / workers;
-            while let Some(mut run) = runs.pop_front() {
-                let room = end.saturating_sub(before + left.bytes);
-                let rows = if worker == workers { run.rows() } else { room / run.row_bytes };
-                if rows >= run.rows() {
-                    left.bytes += run.bytes.len();
-                    left.runs.push_back(run);
-                    continue;
+            while let Some(run) = left.front_mut() {
+                let share = end.saturating_sub(before);
+                let room = if worker == workers {
+                    usize::MAX
+                } else {
+                    share / run.row_bytes / ROW_GROUP * ROW_GROUP
+                };
+                let length = (share / PART).clamp(SHORTEST, LONGEST);
+                let rows = (length / run.row_bytes).next_multiple_of(ROW_GROUP).min(room);
+                if rows == 0 {
+                    break;
                 }
-                let own = run.take_front(rows - rows % ROW_GROUP);
-                left.bytes += own.bytes.len();
-                left.runs.extend((!own.bytes.is_empty()).then_some(own));
-                runs.push_front(run);
-                break;
+                // What would be left of it is not worth a turn of its own.
+                let whole = run.rows() <= room && run.rows() < rows + ROW_GROUP;
+                let taken = if whole { left.pop_front() } else { Some(run.take_front(rows)) };
+                let Some(taken) = taken else { break };
+                before += taken.bytes.len();
+                cut.push(taken);
             }
-            before += left.bytes;
-            Share(Mutex::new(left))
-        });
-        Self { shares: shares.collect() }
+            ends.push(cut.len());
+        }
+        Self(Deal::divided(cut, ends))
+    }
+
+    /// How many workers are worth it for so many bytes and tokens.
+    pub fn worth(bytes: usize, tokens: usize) -> usize {
+        (bytes.saturating_mul(tokens) / WORTH_A_WORKER).max(1)
     }
 
     /// The next run for this worker; `None` when nothing is left for anybody to take.
     pub fn next(&self, worker: usize) -> Option<Run<'a, M>> {
-        let own = &self.shares[worker.min(self.shares.len() - 1)];
-        // A statement of its own, so that the lock is not held during what follows.
-        let run = lock(&own.0).take(true);
-        if run.is_some() {
-            return run;
+        let own = self.0.take_front(worker.min(self.0.spans() - 1));
+        if own.is_some() {
+            return own;
         }
         loop {
-            let left = |share: &&Share<'a, M>| lock(&share.0).bytes;
-            let (most, bytes) =
-                self.shares.iter().map(|share| (share, left(&share))).max_by_key(|(_, bytes)| *bytes)?;
-            if bytes == 0 {
+            let most = (0..self.0.spans()).max_by_key(|span| self.0.left(*span))?;
+            if self.0.left(most) == 0 && self.is_empty() {
                 return None;
             }
             // Its owner may have come first.
-            let run = lock(&most.0).take(false);
+            let run = self.0.take_back(most);
             if run.is_some() {
                 return run;
             }
@@ -145,7 +112,7 @@ impl<'a, M: Copy> Shares<'a, M> {
 
     /// Whether all has been taken.
     pub fn is_empty(&self) -> bool {
-        self.shares.iter().all(|share| lock(&share.0).runs.is_empty())
+        (0..self.0.spans()).all(|span| self.0.left(span) == 0)
     }
 }
 

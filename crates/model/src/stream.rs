@@ -2,18 +2,19 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
 use sluice_kernels::{Acts, Isa, QuantRows, matmul};
-use sluice_loader::{ByteRange, Loans, Stream};
+use sluice_loader::sync::{Counts, Mutex, lock};
+use sluice_loader::{ByteRange, Loan, Loans, Stream};
 
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Plan};
 use crate::pressure::Monitor;
 use crate::shares::{Run, Shares};
-use crate::team::{Team, lock};
+use crate::team::{Deal, Team};
 use crate::weights::{Matrix, Table, WeightId, Weights};
 
 /// A pass with the output projection, or one without: the groups of a long prompt before its last need no logits.
@@ -132,17 +133,33 @@ impl<'m> StreamedWeights<'m> {
 
     /// The loader's side, for statistics.
     pub fn stream(&self) -> RwLockReadGuard<'_, Stream> {
-        self.stream.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.stream)
     }
 }
 
-/// A band of one chunk and where its results go.
-struct Task<'y> {
-    position: u64,
-    weight: WeightId,
-    /// The band's rows, counted from the start of its chunk.
+/// A lock that only a rewind holds alone; taken once for a group, and counted.
+fn read(stream: &RwLock<Stream>) -> RwLockReadGuard<'_, Stream> {
+    Counts { locks: 1, ..Counts::default() }.note();
+    stream.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A band of a chunk and where its results go.
+struct Band<'y> {
+    /// Its rows, counted from the start of the chunk.
     rows: Range<usize>,
     y: &'y mut [f32],
+}
+
+/// A chunk on its way through the workers of a region.
+struct Shared<'s> {
+    position: u64,
+    weight: WeightId,
+    /// Bands that are not multiplied yet.
+    left: AtomicUsize,
+    /// Set once the loan is there for others.
+    open: AtomicBool,
+    /// From who borrowed it, for those who help; gone with the last band.
+    loan: Mutex<Option<Arc<Loan<'s>>>>,
 }
 
 impl Weights for StreamedWeights<'_> {
@@ -162,7 +179,7 @@ impl Weights for StreamedWeights<'_> {
         let positions = start + steps.start as u64..start + steps.end as u64;
         let chunks = steps.map(|step| &self.plan.chunks[pass.steps[step] as usize]);
         // Once for the whole group; only a rewind would wait for it, and that is ours to call.
-        let reading = self.stream.read().unwrap_or_else(PoisonError::into_inner);
+        let reading = read(&self.stream);
         let stream: &Stream = &reading;
         let here = if planned.resident { stream.loan_residents(positions.clone())? } else { None };
         match here {
@@ -192,8 +209,10 @@ impl StreamedWeights<'_> {
                 y: results.of(chunk.weight, &chunk.rows),
             }
         });
-        let shares = Shares::new(runs, self.team.workers());
-        self.team.run(|worker| {
+        let bytes = group.iter().map(|id| self.table.get(*id)).map(|m| m.row_bytes * m.rows).sum();
+        let workers = self.team.useful(Shares::<&Matrix>::worth(bytes, x.tokens()));
+        let shares = Shares::new(runs, workers);
+        self.team.run(workers, |worker| {
             while !self.cancelled()
                 && let Some(run) = shares.next(worker)
             {
@@ -204,52 +223,58 @@ impl StreamedWeights<'_> {
         if shares.is_empty() { Ok(()) } else { Err(Error::Interrupted) }
     }
 
-    /// Products with chunks that may have to be read: they are taken in their order, whoever takes them, so that the lowest
-    /// one that is not done is awaited by who has it.
+    /// Products with chunks that may have to be read. A worker helps with the bands of a chunk that another has borrowed, and when
+    /// there are none it borrows the next chunk; so chunks are borrowed in their order, and nobody waits who holds one. Whoever
+    /// finds nothing to do leaves, and is called back when a chunk comes that is worth two.
     fn multiply_loans<'a>(
         &self,
         stream: &Stream,
-        chunks: impl Iterator<Item = (u64, &'a Chunk)> + Send,
+        chunks: impl Iterator<Item = (u64, &'a Chunk)>,
         group: &[WeightId],
         x: &Acts,
         ys: &mut [&mut [f32]],
     ) -> Result<()> {
         let mut results = Results::new(group, ys, x.tokens());
-        let tasks = chunks
-            .flat_map(|(position, chunk)| chunk.bands().map(move |rows| (position, chunk, rows)))
-            .map(move |(position, chunk, rows)| {
+        let (mut bands, mut ends) = (Vec::new(), Vec::new());
+        let chunks = chunks.map(|(position, chunk)| {
+            let before = bands.len();
+            bands.extend(chunk.bands().map(|rows| {
                 let y = results.of(chunk.weight, &rows);
-                let rows = rows.start - chunk.rows.start..rows.end - chunk.rows.start;
-                Task { position, weight: chunk.weight, rows, y }
-            });
-        let tasks = Mutex::new(Some(tasks));
+                Band { rows: rows.start - chunk.rows.start..rows.end - chunk.rows.start, y }
+            }));
+            ends.push(bands.len());
+            Shared {
+                position,
+                weight: chunk.weight,
+                left: AtomicUsize::new(bands.len() - before),
+                open: AtomicBool::new(false),
+                loan: Mutex::new(None),
+            }
+        });
+        let chunks: Vec<Shared<'_>> = chunks.collect();
+        // Of lazy backends workers read by themselves, and each read that waits is one that the disk knows of.
+        let workers = match stream.backend().depth() {
+            0 => chunks.len(),
+            _ => self.team.useful(bands.len()),
+        };
+        let region = Region {
+            weights: self,
+            stream,
+            x,
+            chunks,
+            bands: Deal::divided(bands, ends),
+            next: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+        };
         let failure = Mutex::new(None);
-        self.team.run(|_| {
-            loop {
-                // A statement of its own, so that the lock is not held while the band is multiplied.
-                let task = lock(&tasks).as_mut().and_then(Iterator::next);
-                let Some(task) = task else { break };
-                let outcome = match self.cancelled() {
-                    true => Err(Error::Interrupted),
-                    false => self.borrow(stream, task, x),
-                };
-                if let Err(e) = outcome {
-                    lock(&failure).get_or_insert(e);
-                    // Nobody takes another task: the region ends early.
-                    *lock(&tasks) = None;
-                }
+        self.team.run(workers, |_| {
+            if let Err(error) = region.work() {
+                // Nobody takes another band: the region ends early.
+                region.failed.store(true, Ordering::Relaxed);
+                lock(&failure).get_or_insert(error);
             }
         });
         failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
-    }
-
-    /// Borrows the chunk that holds the band and multiplies the band's rows.
-    fn borrow(&self, stream: &Stream, task: Task<'_>, x: &Acts) -> Result<()> {
-        let matrix = self.table.get(task.weight);
-        let loan = stream.loan(task.position)?;
-        let bytes = &loan[task.rows.start * matrix.row_bytes..task.rows.end * matrix.row_bytes];
-        self.multiply(matrix, bytes, x, task.y);
-        Ok(())
     }
 
     /// Multiplies rows of a matrix.
@@ -262,6 +287,95 @@ impl StreamedWeights<'_> {
 
     fn cancelled(&self) -> bool {
         self.cancel.load(Ordering::Relaxed)
+    }
+}
+
+/// What the workers of a streamed group share.
+struct Region<'a, 's, 'y> {
+    weights: &'a StreamedWeights<'a>,
+    stream: &'s Stream,
+    x: &'a Acts,
+    chunks: Vec<Shared<'s>>,
+    /// A span for each chunk.
+    bands: Deal<Band<'y>>,
+    /// The next chunk to borrow.
+    next: AtomicUsize,
+    failed: AtomicBool,
+}
+
+impl<'s> Region<'_, 's, '_> {
+    /// What one worker does, until nothing is left to take.
+    fn work(&self) -> Result<()> {
+        let mut from = 0; // chunks before are done, or others are at them
+        loop {
+            if self.failed.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            if self.weights.cancelled() {
+                return Err(Error::Interrupted);
+            }
+            let taken = self.next.load(Ordering::Relaxed).min(self.chunks.len());
+            let has_bands =
+                |i: &usize| self.bands.left(*i) > 0 && self.chunks[*i].open.load(Ordering::Acquire);
+            if let Some(chunk) = (from..taken).find(has_bands) {
+                self.help(chunk)?;
+                continue;
+            }
+            while from < taken && self.bands.left(from) == 0 {
+                from += 1;
+            }
+            let chunk = self.next.fetch_add(1, Ordering::Relaxed);
+            if chunk >= self.chunks.len() {
+                return Ok(());
+            }
+            self.borrow(chunk)?;
+        }
+    }
+
+    /// Borrows a chunk and multiplies those of its bands that no other worker takes.
+    fn borrow(&self, index: usize) -> Result<()> {
+        let chunk = &self.chunks[index];
+        let loan = Arc::new(self.stream.loan(chunk.position)?);
+        if self.bands.left(index) > 1 {
+            *lock(&chunk.loan) = Some(Arc::clone(&loan));
+            chunk.open.store(true, Ordering::Release);
+            if self.next.load(Ordering::Relaxed) >= self.chunks.len() {
+                // No other chunk is to be borrowed, so some may have left.
+                self.weights.team.call_back();
+            }
+        }
+        self.finish(index, loan, None)
+    }
+
+    /// Multiplies bands of a chunk that another worker has borrowed.
+    fn help(&self, index: usize) -> Result<()> {
+        let Some(band) = self.bands.take_front(index) else { return Ok(()) };
+        // There until the last band is multiplied, and this one is not.
+        let loan = lock(&self.chunks[index].loan).clone().expect("the loan of an open chunk");
+        self.finish(index, loan, Some(band))
+    }
+
+    /// Multiplies bands until none is left. The last one to be multiplied takes the loan back from those who help; then the
+    /// last of them to let go of it returns the chunk.
+    fn finish(&self, index: usize, loan: Arc<Loan<'s>>, mut band: Option<Band<'_>>) -> Result<()> {
+        let chunk = &self.chunks[index];
+        let matrix = self.weights.table.get(chunk.weight);
+        loop {
+            let Some(Band { rows, y }) = band.take().or_else(|| self.bands.take_front(index)) else {
+                return Ok(());
+            };
+            let bytes = &loan[rows.start * matrix.row_bytes..rows.end * matrix.row_bytes];
+            self.weights.multiply(matrix, bytes, self.x, y);
+            if chunk.left.fetch_sub(1, Ordering::AcqRel) == 1 && chunk.open.load(Ordering::Relaxed) {
+                lock(&chunk.loan).take();
+            }
+            if self.failed.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            if self.weights.cancelled() {
+                return Err(Error::Interrupted);
+            }
+        }
     }
 }
 

@@ -11,6 +11,9 @@ type Outcome = Result<Filled, Failed>;
 pub(crate) struct Flight {
     outcome: Mutex<Option<Outcome>>,
     landed: Condvar,
+    /// For backends whose waiters take completions for one another, under a lock of theirs: the outcome is here, or it is this
+    /// one's turn to take them.
+    pub turn: Condvar,
 }
 
 impl Flight {

@@ -98,7 +98,7 @@ impl Pread {
 
 impl Shared {
     fn new(files: Vec<Source>) -> Self {
-        Shared { files, queue: Mutex::new(Queue::default()), filled: Condvar::new() }
+        Shared { files, queue: Mutex::new(Queue::default()), filled: Condvar::default() }
     }
 
     fn fill(&self, mut slot: Slot, range: ByteRange) -> std::result::Result<Filled, Failed> {

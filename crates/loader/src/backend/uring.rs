@@ -2,8 +2,8 @@
 //!
 //! Two locks. `table` holds what is in flight, and whoever has it may take completions while nobody is in the kernel;
 //! `submission` is held to put entries into the submission queue. They are taken in this order. Of the workers that wait,
-//! the first enters the kernel, without a lock, and afterwards leaves every outcome it finds with its flight; the others
-//! sleep until it is back. They must not take completions meanwhile: the one on its way into the kernel waits there for a
+//! the first enters the kernel, without a lock, and afterwards leaves every outcome it finds with its flight, and wakes whom
+//! that is for; when it has its own it wakes one more, to go next. They must not take completions meanwhile: the one on its way into the kernel waits there for a
 //! completion to come, and if its own was the last in flight and somebody took it, none ever would.
 //!
 //! The kernel writes to a buffer until its completion has been taken. Until then the buffer sits in `table`, and dropping
@@ -27,7 +27,7 @@ use super::{Backend, Failed, Filled, READ_CHUNK, Slot, Ticket};
 use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stats::Traffic;
-use crate::sync::{Condvar, Mutex, MutexGuard, lock, pause, wait};
+use crate::sync::{Mutex, MutexGuard, lock, pause, wait};
 use crate::{ByteRange, FileIndex};
 
 /// Direct reads in flight unless told otherwise: 512 KiB each, 5 MB with what workers hold. The loader alone reads 2.59 GB/s
@@ -64,7 +64,6 @@ const BREATHER: Duration = Duration::from_millis(1);
 pub struct Uring {
     table: Mutex<Table>,
     submission: Mutex<()>,
-    reaped: Condvar, // somebody is back from the kernel
     ring: Arc<Registered>,
     files: Vec<Source>,
     depth: usize,
@@ -73,11 +72,12 @@ pub struct Uring {
 
 #[derive(Default)]
 struct Table {
-    reads: Vec<Option<Read>>, // by user_data
-    vacant: Vec<usize>,       // indices into `reads`
-    in_ring: usize,           // entries handed to the ring whose completion has not been taken
-    backlog: VecDeque<usize>, // reads that the ring had no room for
-    reaping: bool,            // a waiter is in the kernel
+    reads: Vec<Option<Read>>,      // by user_data
+    vacant: Vec<usize>,            // indices into `reads`
+    in_ring: usize,                // entries handed to the ring whose completion has not been taken
+    backlog: VecDeque<usize>,      // reads that the ring had no room for
+    reaping: bool,                 // a waiter is in the kernel
+    asleep: VecDeque<Arc<Flight>>, // what other waiters wait for
 }
 
 /// A read and the memory it goes to.
@@ -113,7 +113,7 @@ impl Uring {
         let descriptors: Vec<_> = files.iter().map(|source| source.file().as_raw_fd()).collect();
         let ring = Arc::new(Registered::new(ring, &descriptors, (depth + SEATS_BESIDE) as u16));
         let (table, submission) = (Mutex::default(), Mutex::default());
-        Ok(Uring { table, submission, reaped: Condvar::new(), ring, files, depth, align })
+        Ok(Uring { table, submission, ring, files, depth, align })
     }
 
     /// From now on drops what is read through the page cache from it again: for files that were not in it and would push
@@ -241,7 +241,6 @@ impl Uring {
         if self.reap(&mut table) {
             self.offer();
         }
-        self.reaped.notify_all();
         (table, entered)
     }
 }
@@ -257,6 +256,16 @@ impl Table {
             Ok(()) => Ok(Filled::in_slot(range, slot, progress.place(), progress.traffic())),
             Err(error) => Err(Failed { error, slot: Some(slot) }),
         });
+        flight.turn.notify_one();
+    }
+
+    /// Who has been in the kernel, and need not go again, sends another waiter there.
+    fn hand_over(&mut self) {
+        if !self.reaping
+            && let Some(flight) = self.asleep.pop_front()
+        {
+            flight.turn.notify_one();
+        }
     }
 }
 
@@ -318,18 +327,18 @@ impl Backend for Uring {
             }
         };
         let mut table = lock(&self.table);
-        if !table.reaping {
-            if self.reap(&mut table) {
-                self.offer();
-            }
-            self.reaped.notify_all();
+        if !table.reaping && self.reap(&mut table) {
+            self.offer();
         }
         loop {
             if let Some(outcome) = flight.take() {
+                table.hand_over();
                 return outcome;
             }
             if table.reaping {
-                table = wait(&self.reaped, table);
+                table.asleep.push_back(Arc::clone(&flight));
+                table = wait(&flight.turn, table);
+                table.asleep.retain(|other| !Arc::ptr_eq(other, &flight));
                 continue;
             }
             let failed = if table.in_ring == 0 {
@@ -343,6 +352,7 @@ impl Backend for Uring {
             if let Some(error) = failed {
                 // The kernel may still write to the slot, so it stays in the table and is lost to the caller.
                 let error = error.at(range.offset, range.len, 0);
+                table.hand_over();
                 return flight.take().unwrap_or(Err(Failed { error, slot: None }));
             }
         }

@@ -198,7 +198,7 @@ pub fn walk(stream: &Stream, team: &Team, passes: u64, time: Duration) -> Result
     let end = first + passes * steps.len() as u64;
     let (next, bytes) = (AtomicU64::new(first), AtomicU64::new(0));
     let failure = std::sync::Mutex::new(None);
-    team.run(|_| {
+    team.run(steps.len(), |_| {
         while began.elapsed() < time {
             let position = next.fetch_add(1, Ordering::Relaxed);
             if position >= end {
