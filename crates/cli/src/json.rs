@@ -97,6 +97,7 @@ pub struct Io {
 #[derive(Serialize)]
 pub struct Cpu {
     pub isa: &'static str,
+    pub tuning: String,
     pub threads: usize,
     /// Bits of the activations in products with quantised weights.
     pub act_bits: u32,
@@ -150,6 +151,11 @@ pub fn report_parts(report: Report, peak_rss_bytes: u64) -> (Memory, Io, Cpu, Sy
     let [locks_per_token, wakeups_per_token, sleeps_per_token] =
         report.sync.per_token().map_or([None; 3], |means| means.map(Some));
     let sync = Sync { locks_per_token, wakeups_per_token, sleeps_per_token };
-    let cpu = Cpu { isa: report.isa, threads: report.threads, act_bits: report.act_bits.count() };
+    let cpu = Cpu {
+        isa: report.isa,
+        tuning: report.tuning.to_string(),
+        threads: report.threads,
+        act_bits: report.act_bits.count(),
+    };
     (memory, io, cpu, sync)
 }

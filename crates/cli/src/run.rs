@@ -147,12 +147,13 @@ fn traffic(report: &Report) -> [String; 2] {
         report.reads
     );
     let how = format!(
-        "backend: {}; {:.2} GB/s over {:.2} s of passes; {} threads ({}, activations of {} bits) waited {:.3} s in all for bytes and multiplied for {:.3} s",
+        "backend: {}; {:.2} GB/s over {:.2} s of passes; {} threads ({}, {}; activations of {} bits) waited {:.3} s in all for bytes and multiplied for {:.3} s",
         report.describe,
         report.bytes_read as f64 / 1e9 / report.pass_s.max(f64::MIN_POSITIVE),
         report.pass_s,
         report.threads,
         report.isa,
+        report.tuning,
         report.act_bits.count(),
         report.wait_s,
         report.compute_s

@@ -85,18 +85,22 @@ pub(crate) trait Portable {
 }
 
 impl Isa {
-    /// The best level of this CPU, or the one that the environment variable `SLUICE_ISA` names (`scalar`, `avx2`,
+    /// The best level of this CPU (`amx` only where [`Tuning::tiles`] says that it is the best), or the one that the environment variable `SLUICE_ISA` names (`scalar`, `avx2`,
     /// `avx512`, `amx`, `neon`, `i8mm`; empty counts as unset).
     ///
     /// # Errors
     /// When the variable names no level of this program, or one that this CPU does not have; when `SLUICE_TUNE` is set and not
     /// understood.
     pub fn detect() -> Result<Self, IsaError> {
+        let tuning = Tuning::detect()?;
         let isa = match std::env::var_os(VARIABLE) {
             Some(value) if !value.is_empty() => Self::named(&value.to_string_lossy())?,
-            _ => Self::available().pop().unwrap_or(Self::scalar()),
+            _ => {
+                let tiles = |isa: &Self| !isa.has_tiles() || tuning.tiles;
+                Self::available().into_iter().rfind(tiles).unwrap_or(Self::scalar())
+            }
         };
-        Ok(isa.with_tuning(Tuning::detect()?))
+        Ok(isa.with_tuning(tuning))
     }
 
     /// Every level that this CPU can run, the slowest (scalar) first, with the choices of its kind of CPU.
@@ -153,9 +157,23 @@ impl Isa {
 
     /// Whether so many tokens are multiplied by a tile unit, which takes activations in a form of its own.
     pub(crate) fn multiplies_tiles(self, tokens: usize) -> bool {
+        self.has_tiles() && tokens >= self.tuning.tile_tokens
+    }
+
+    /// Bytes that a product of many tokens takes for a while per token, on each thread: what does not fit the stack.
+    pub fn scratch_bytes_per_token(self) -> usize {
         match self.level {
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512(proof) => proof.amx() && tokens >= self.tuning.tile_tokens,
+            Level::Avx512(proof) if proof.amx() => crate::x86::AMX_SCRATCH_PER_TOKEN,
+            _ => 0,
+        }
+    }
+
+    /// Whether this level has a tile unit.
+    fn has_tiles(self) -> bool {
+        match self.level {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(proof) => proof.amx(),
             _ => false,
         }
     }

@@ -40,7 +40,9 @@ pub struct Tuning {
     pub distance: usize,
     /// The order of the walk.
     pub walk: Walk,
-    /// Tokens from which the tile unit (AMX) multiplies, where the level has one.
+    /// Whether the level with a tile unit (AMX) is taken where the CPU has one and nobody asks for a level.
+    pub tiles: bool,
+    /// Tokens from which the tile unit multiplies at that level.
     pub tile_tokens: usize,
 }
 
@@ -51,6 +53,7 @@ const ZEN: Tuning = Tuning {
     twice: true,
     distance: 4 << 10,
     walk: Walk::SideBySide,
+    tiles: false,
     tile_tokens: 16,
 };
 const INTEL: Tuning = Tuning {
@@ -59,7 +62,8 @@ const INTEL: Tuning = Tuning {
     twice: false,
     distance: 2 << 10,
     walk: Walk::InOrder,
-    tile_tokens: 8,
+    tiles: false,
+    tile_tokens: 16,
 };
 /// For CPUs that nobody has measured: T0 is nowhere the worst.
 const OTHER: Tuning = Tuning { kind: "other", hint: Hint::T0, ..ZEN };
@@ -109,7 +113,8 @@ impl Tuning {
                 "kind" => [ZEN, INTEL, OTHER].iter().find(|row| row.kind == value).map(|row| self = *row),
                 "hint" => find(&HINTS, value).map(|hint| self.hint = hint),
                 "walk" => find(&WALKS, value).map(|walk| self.walk = walk),
-                "twice" => find(&[("on", true), ("off", false)], value).map(|twice| self.twice = twice),
+                "twice" => find(&SWITCH, value).map(|twice| self.twice = twice),
+                "tiles" => find(&SWITCH, value).map(|tiles| self.tiles = tiles),
                 "distance" => number(value, 0, MOST_DISTANCE).map(|bytes| self.distance = bytes),
                 "tile-tokens" => number(value, 1, usize::MAX).map(|tokens| self.tile_tokens = tokens),
                 _ => None,
@@ -118,6 +123,16 @@ impl Tuning {
             self.kind = "forced";
         }
         Ok(self)
+    }
+}
+
+/// The values of a choice between yes and no.
+const SWITCH: [(&str, bool); 2] = [("on", true), ("off", false)];
+
+/// The row for CPUs that nobody has measured.
+impl Default for Tuning {
+    fn default() -> Self {
+        OTHER
     }
 }
 
@@ -150,11 +165,12 @@ impl fmt::Display for Tuning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hint = HINTS.iter().find(|(_, hint)| *hint == self.hint).map_or("", |(name, _)| name);
         let walk = WALKS.iter().find(|(_, walk)| *walk == self.walk).map_or("", |(name, _)| name);
-        let twice = if self.twice { "on" } else { "off" };
+        let switch = |on: bool| if on { "on" } else { "off" };
+        let (twice, tiles) = (switch(self.twice), switch(self.tiles));
         let Self { kind, distance, tile_tokens, .. } = self;
         write!(
             f,
-            "{kind}: hint={hint},walk={walk},twice={twice},distance={distance},tile-tokens={tile_tokens}"
+            "{kind}: hint={hint},walk={walk},twice={twice},distance={distance},tiles={tiles},tile-tokens={tile_tokens}"
         )
     }
 }
@@ -169,7 +185,7 @@ impl fmt::Display for TuningError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{VARIABLE} has {:?}: wanted kind=amd|intel|other, hint=nta|t0|t1|none, walk=side-by-side|in-order, twice=on|off, \
+            "{VARIABLE} has {:?}: wanted kind=amd|intel|other, hint=nta|t0|t1|none, walk=side-by-side|in-order, twice=on|off, tiles=on|off, \
              distance=BYTES (at most {MOST_DISTANCE}) or tile-tokens=N, separated by commas; unset it to take the table's choices",
             self.part
         )

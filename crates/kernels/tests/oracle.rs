@@ -3,7 +3,7 @@
 mod blocks;
 
 use blocks::{BOUND, Pcg, acts, acts_in, acts_of, every, part, product, rows_of};
-use sluice_kernels::{ActBits, Format, Isa, QuantRows, dequantise, reference};
+use sluice_kernels::{ActBits, Format, HINTS, Isa, QuantRows, Tuning, WALKS, dequantise, reference};
 
 /// Columns that cover 1 to 9 blocks; formats without blocks get every tail of their groups of 16 instead.
 fn columns(format: Format) -> Vec<usize> {
@@ -33,6 +33,57 @@ fn every_shape_on_every_level() {
                         }
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Every choice that belongs to a kind of CPU, on rows that end anywhere in the 16 blocks that are taken together.
+#[test]
+fn choices_change_no_bit() {
+    let mut rng = Pcg::new(17);
+    let all = Tuning::of_this_cpu();
+    for format in Format::ALL {
+        for cols in
+            columns(format).into_iter().step_by(if format.block_len() == 1 { 8 } else { 1 }).chain([17 * 256])
+        {
+            let bytes = rows_of(&mut rng, format, 19, cols);
+            let w = QuantRows::new(format, cols, &bytes).unwrap();
+            let values: Vec<f32> = (0..cols).map(|_| rng.normal()).collect();
+            let wanted = product(Isa::scalar(), w, &acts_of(&values, cols, Isa::scalar(), format));
+            for isa in Isa::available() {
+                for (walk, hint, twice) in WALKS.iter().flat_map(|(_, walk)| {
+                    HINTS.iter().flat_map(move |(_, hint)| [(*walk, *hint, false), (*walk, *hint, true)])
+                }) {
+                    let isa = isa.with_tuning(Tuning { walk, hint, twice, distance: 1024, ..all });
+                    let x = acts_of(&values, cols, isa, format);
+                    for rows in [1, 2, 16, 19] {
+                        let got = product(isa, w.slice(0..rows), &x);
+                        assert_eq!(got, wanted[..rows], "{format}, {rows} × {cols}, {isa}, {}", isa.tuning());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// More rows than meet a block of activations together on the tile unit, and more tokens than a block of weights is unpacked
+/// for, from the fewest tokens on that it takes.
+#[test]
+fn tiles_of_many_rows_and_tokens() {
+    let mut rng = Pcg::new(19);
+    let (rows, cols, most) = (227, 512, 531);
+    for format in [Format::Q4_K, Format::Q6_K] {
+        let bytes = rows_of(&mut rng, format, rows, cols);
+        let w = QuantRows::new(format, cols, &bytes).unwrap();
+        let x = acts(&mut rng, most, cols, Isa::scalar(), format);
+        let wanted = product(Isa::scalar(), w, &x);
+        for isa in Isa::available() {
+            let isa = isa.with_tuning(Tuning { tile_tokens: 1, ..isa.tuning() });
+            for tokens in [1, 3, 16, 511, 513, most] {
+                let x = acts_of(&x.values()[..tokens * cols], cols, isa, format);
+                let got = product(isa, w, &x);
+                assert!(got == part(&wanted, most, rows, tokens), "{format}, {tokens} tokens, {isa}");
             }
         }
     }

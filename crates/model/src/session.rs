@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluice_kernels::{ActBits, QuantRows, dequantise};
+use sluice_kernels::{ActBits, QuantRows, Tuning, dequantise};
 use sluice_loader::sync::Counts;
 use sluice_loader::{Backend, Stream};
 
@@ -60,6 +60,8 @@ pub struct Report {
     pub memory: ProcessMemory,
     /// CPU level.
     pub isa: &'static str,
+    /// The choices that belong to this kind of CPU.
+    pub tuning: Tuning,
     /// Workers.
     pub threads: usize,
     /// How activations are rounded for products with quantised weights.
@@ -394,6 +396,7 @@ impl<'m> Session<'m> {
             ledger: self.ledger,
             memory: self.memory,
             isa: self.model.isa.name(),
+            tuning: self.model.isa.tuning(),
             threads: self.team.workers(),
             act_bits: self.state.acts.bits(),
             sync: self.sync,

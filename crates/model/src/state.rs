@@ -65,6 +65,7 @@ impl State {
         config: &Config,
         isa: Isa,
         bits: ActBits,
+        workers: usize,
         inputs: impl Iterator<Item = (Format, usize)>,
     ) -> usize {
         let kv_heads = config.kv_heads.iter().max().copied().unwrap_or(0);
@@ -73,14 +74,18 @@ impl State {
         let v = kv_heads * config.value_len;
         let attended = config.heads * config.value_len;
         let y = q.max(config.ffn).max(config.dim).max(attended) + k.max(config.ffn) + v;
-        // Not by a formula that would have to know what the forms are made of: one token goes through all of them.
+        // Not by a formula that would have to know what the forms are made of: some tokens go through all of them, as many as
+        // a level takes side by side.
+        const TOGETHER: usize = 16;
         let mut acts = Acts::with_bits(bits);
         for (format, cols) in inputs {
-            acts.reset(1, cols);
+            acts.reset(TOGETHER, cols);
             acts.prepare(isa, format);
         }
         let angles = config.rope.dim; // cosines and sines of half as many pairs
-        (config.dim + q + k + v + y + angles) * size_of::<f32>() + acts.heap_bytes()
+        (config.dim + q + k + v + y + angles) * size_of::<f32>()
+            + acts.heap_bytes().div_ceil(TOGETHER)
+            + workers * isa.scratch_bytes_per_token()
     }
 }
 

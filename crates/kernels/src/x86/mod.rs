@@ -9,6 +9,9 @@ use crate::rows::QuantRows;
 use crate::tuning::Tuning;
 use crate::wide::Wide;
 
+/// See [`Isa::scratch_bytes_per_token`](crate::Isa::scratch_bytes_per_token).
+pub(crate) const AMX_SCRATCH_PER_TOKEN: usize = amx::SCRATCH_PER_TOKEN;
+
 mod amx;
 mod avx2;
 mod avx512;

@@ -432,7 +432,7 @@ fn needs(model: &Model, options: &Options, kv: &KvCache, ground: &Ground) -> Nee
     });
     let inputs: HashSet<(Format, usize)> = inputs.collect();
     let bits = model.act_bits(options.act_bits);
-    let per_token = State::bytes_per_token(&model.llama.config, model.isa, bits, inputs.into_iter());
+    let per_token = State::bytes_per_token(&model.llama.config, model.isa, bits, workers, inputs.into_iter());
     let tokenizer = model.tokenizer.heap_bytes() as u64;
     let header = model.llama.heap_bytes() as u64;
     let fixed = Needs {

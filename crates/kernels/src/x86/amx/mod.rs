@@ -40,6 +40,9 @@ const TOKENS: usize = 512;
 /// Rows that meet a block of activations before the next one. Their sums with all tokens, twice 4 bytes each, are 780 KB.
 const SOME: usize = 6 * ROWS;
 
+/// Bytes on the heap for each token of a product: sums of the minima, and the panel's 26 KB where there are 16 tokens or more.
+pub(super) const SCRATCH_PER_TOKEN: usize = SOME * size_of::<f32>() + size_of::<Panel>() / SIDE;
+
 /// A block of 32 rows.
 struct Panel {
     /// By plane, step and sixteen rows.
@@ -215,9 +218,8 @@ fn multiply<B: Wide, const R: usize>(
         let y = &mut y[at.token..at.token + count];
         let d = _mm512_mul_ps(_mm512_set1_ps(panel.d[row]), dx);
         // SAFETY: the mask ends where the tokens do, and so does the slice.
-        let acc =
-            if is_first { _mm512_setzero_ps() } else { unsafe { _mm512_maskz_loadu_ps(real, y.as_ptr()) } };
-        let mut acc = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(s), acc);
+        let gathered = unsafe { _mm512_maskz_loadu_ps(if is_first { 0 } else { real }, y.as_ptr()) };
+        let mut acc = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(s), gathered);
         let mut accm = _mm512_setzero_ps();
         if B::HAS_MIN {
             let mut m = _mm512_setzero_si512();
