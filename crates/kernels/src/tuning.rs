@@ -58,10 +58,10 @@ const ZEN: Tuning = Tuning {
 };
 const INTEL: Tuning = Tuning {
     kind: "intel",
-    hint: Hint::T1,
+    hint: Hint::T0,
     twice: false,
     distance: 2 << 10,
-    walk: Walk::InOrder,
+    walk: Walk::SideBySide,
     tiles: false,
     tile_tokens: 16,
 };
