@@ -146,6 +146,97 @@ pub(crate) struct BlockIq4Xs {
     pub qs: [u8; 128],
 }
 
+/// The scales of a block, two halves of a single: that of the weights or of their scales, and the minimum or the scale of the
+/// minima.
+pub(crate) trait Head {
+    /// Both, zero for what the format lacks.
+    fn head(&self) -> [u8; 4];
+}
+
+impl Head for BlockQ4_0 {
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], 0, 0]
+    }
+}
+
+impl Head for BlockQ4_1 {
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], self.m[0], self.m[1]]
+    }
+}
+
+impl Head for BlockQ5_0 {
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], 0, 0]
+    }
+}
+
+impl Head for BlockQ5_1 {
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], self.m[0], self.m[1]]
+    }
+}
+
+impl Head for BlockQ8_0 {
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], 0, 0]
+    }
+}
+
+impl Head for BlockIq4Nl {
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], 0, 0]
+    }
+}
+
+impl Head for BlockQ2K {
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
+    }
+}
+
+impl Head for BlockQ3K {
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], 0, 0]
+    }
+}
+
+impl Head for BlockQ4K {
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
+    }
+}
+
+impl Head for BlockQ5K {
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
+    }
+}
+
+impl Head for BlockQ6K {
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], 0, 0]
+    }
+}
+
+impl Head for BlockIq4Xs {
+    #[inline(always)]
+    fn head(&self) -> [u8; 4] {
+        [self.d[0], self.d[1], 0, 0]
+    }
+}
+
 /// The values that the nibbles of IQ4_NL and IQ4_XS stand for: part of the file format.
 pub(crate) const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 

@@ -85,8 +85,8 @@ pub(crate) trait Portable {
 }
 
 impl Isa {
-    /// The best level of this CPU (`amx` only where [`Tuning::tiles`] says that it is the best), or the one that the environment variable `SLUICE_ISA` names (`scalar`, `avx2`,
-    /// `avx512`, `amx`, `neon`, `i8mm`; empty counts as unset).
+    /// The best level of this CPU (`amx` only where [`Tuning::tiles`] says so), or the one that the environment variable
+    /// `SLUICE_ISA` names (`scalar`, `avx2`, `avx512`, `amx`, `neon`, `i8mm`; empty counts as unset).
     ///
     /// # Errors
     /// When the variable names no level of this program, or one that this CPU does not have; when `SLUICE_TUNE` is set and not
@@ -95,20 +95,16 @@ impl Isa {
         let tuning = Tuning::detect()?;
         let isa = match std::env::var_os(VARIABLE) {
             Some(value) if !value.is_empty() => Self::named(&value.to_string_lossy())?,
-            _ => {
-                let tiles = |isa: &Self| !isa.has_tiles() || tuning.tiles;
-                Self::available().into_iter().rfind(tiles).unwrap_or(Self::scalar())
-            }
+            // Looking for the tile unit asks the system for its use, which is not done for nothing.
+            _ => levels(tuning.tiles).last().unwrap_or(Self::scalar()),
         };
         Ok(isa.with_tuning(tuning))
     }
 
-    /// Every level that this CPU can run, the slowest (scalar) first, with the choices of its kind of CPU.
+    /// Every level that this CPU can run, the slowest (scalar) first, with the choices of its kind of CPU. Where there is a tile
+    /// unit (AMX), this asks Linux for its use by the process.
     pub fn available() -> Vec<Self> {
-        std::iter::once(Self::scalar())
-            .chain(wide())
-            .map(|isa| isa.with_tuning(Tuning::of_this_cpu()))
-            .collect()
+        levels(true).map(|isa| isa.with_tuning(Tuning::of_this_cpu())).collect()
     }
 
     /// The same level with other choices, none of which changes a bit.
@@ -216,18 +212,23 @@ impl Isa {
     }
 }
 
-/// The levels beyond scalar that this CPU has, the slowest first.
+/// The levels that this CPU has, the slowest first; the one with a tile unit only where `tiles` says so.
+fn levels(tiles: bool) -> impl Iterator<Item = Isa> {
+    std::iter::once(Isa::scalar()).chain(wide(tiles))
+}
+
+/// Those beyond scalar.
 #[cfg(target_arch = "x86_64")]
-fn wide() -> impl Iterator<Item = Isa> {
+fn wide(tiles: bool) -> impl Iterator<Item = Isa> {
     let avx2 = Avx2::detect().map(Level::Avx2);
     let avx512 = Avx512::detect().map(Level::Avx512);
-    let amx = Avx512::detect().and_then(Avx512::detect_amx).map(Level::Avx512);
+    let amx = Avx512::detect().filter(|_| tiles).and_then(Avx512::detect_amx).map(Level::Avx512);
     avx2.into_iter().chain(avx512).chain(amx).map(|level| Isa { level, ..Isa::scalar() })
 }
 
-/// The levels beyond scalar that this CPU has, the slowest first.
+/// Those beyond scalar.
 #[cfg(target_arch = "aarch64")]
-fn wide() -> impl Iterator<Item = Isa> {
+fn wide(_tiles: bool) -> impl Iterator<Item = Isa> {
     let neon = Neon::detect().map(Level::Neon);
     let i8mm = I8mm::detect().map(Level::I8mm);
     neon.into_iter().chain(i8mm).map(|level| Isa { level, ..Isa::scalar() })
@@ -235,7 +236,7 @@ fn wide() -> impl Iterator<Item = Isa> {
 
 /// No other levels for other CPUs.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn wide() -> impl Iterator<Item = Isa> {
+fn wide(_tiles: bool) -> impl Iterator<Item = Isa> {
     std::iter::empty()
 }
 

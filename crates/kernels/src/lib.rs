@@ -32,6 +32,8 @@ pub mod attention;
 mod blocks;
 mod convert;
 mod format;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod in_place;
 mod isa;
 mod matmul;
 mod numbers;

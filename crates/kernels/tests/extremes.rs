@@ -2,7 +2,7 @@
 
 mod blocks;
 
-use blocks::{BOUND, Pcg, acts, acts_of, every, part, product, rows_of};
+use blocks::{BOUND, Pcg, acts, acts_of, every, levels, part, product, rows_of};
 use sluice_kernels::{Format, Isa, QuantRows, dequantise, reference};
 
 /// The one NaN that products give.
@@ -32,7 +32,7 @@ fn compare(w: QuantRows<'_>, values: &[f32], what: &str) -> Vec<u32> {
     let (format, cols) = (w.format(), w.cols());
     let wanted = product(Isa::scalar(), w, &acts_of(values, cols, Isa::scalar(), format));
     let tokens = values.len() / cols;
-    for isa in Isa::available() {
+    for isa in levels() {
         let got = product(isa, w, &acts_of(values, cols, isa, format));
         assert!(got == wanted, "{format}, {what}, {isa}");
         for (token, values) in values.chunks_exact(cols).enumerate() {
@@ -203,7 +203,7 @@ fn every_half_as_scale() {
         }
         let w = QuantRows::new(format, cols, &bytes).unwrap();
         let mut out = vec![0.0; w.rows() * cols];
-        for isa in Isa::available() {
+        for isa in levels() {
             dequantise(isa, w, &mut out);
             let rows = out.chunks_exact(cols).zip(bytes.chunks_exact(row.len()));
             for (bits, (values, row)) in heads.iter().zip(rows) {
@@ -216,7 +216,7 @@ fn every_half_as_scale() {
         }
         let x = acts(&mut rng, TOKENS, cols, Isa::scalar(), format);
         let wanted = product(Isa::scalar(), w, &x);
-        for isa in Isa::available().into_iter().filter(|&isa| isa != Isa::scalar()) {
+        for isa in levels().into_iter().filter(|&isa| isa != Isa::scalar()) {
             for tokens in [1, 2, TOKENS] {
                 let x = acts_of(&x.values()[..tokens * cols], cols, isa, format);
                 let got = product(isa, w, &x);
@@ -232,7 +232,7 @@ fn every_half_as_scale() {
 #[test]
 fn every_half_on_every_level() {
     let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-    for isa in Isa::available() {
+    for isa in levels() {
         for cols in [1 << 16, 1] {
             let mut out = vec![0.0; 1 << 16];
             dequantise(isa, QuantRows::new(Format::F16, cols, &bytes).unwrap(), &mut out);

@@ -3,7 +3,7 @@
 
 mod blocks;
 
-use blocks::{BOUND, Pcg, acts, acts_in, acts_of, every, part, product, rows_of};
+use blocks::{BOUND, Pcg, acts, acts_in, acts_of, every, levels, part, product, rows_of};
 use sluice_kernels::{ActBits, Format, Isa, QuantRows, Tuning, dequantise, reference};
 #[cfg(target_arch = "x86_64")]
 use sluice_kernels::{HINTS, WALKS};
@@ -27,7 +27,7 @@ fn every_shape_on_every_level() {
                 for tokens in 1..=9 {
                     let values: Vec<f32> = (0..tokens * cols).map(|_| rng.normal()).collect();
                     let mut wanted = Vec::new();
-                    for isa in Isa::available() {
+                    for isa in levels() {
                         let got = product(isa, w, &acts_of(&values, cols, isa, format));
                         if isa == Isa::scalar() {
                             wanted = got;
@@ -55,7 +55,7 @@ fn choices_change_no_bit() {
             let w = QuantRows::new(format, cols, &bytes).unwrap();
             let values: Vec<f32> = (0..cols).map(|_| rng.normal()).collect();
             let wanted = product(Isa::scalar(), w, &acts_of(&values, cols, Isa::scalar(), format));
-            for isa in Isa::available() {
+            for isa in levels() {
                 for (walk, hint, twice) in WALKS.iter().flat_map(|(_, walk)| {
                     HINTS.iter().flat_map(move |(_, hint)| [(*walk, *hint, false), (*walk, *hint, true)])
                 }) {
@@ -75,8 +75,8 @@ fn choices_change_no_bit() {
 /// for, from the fewest tokens on that it takes.
 #[test]
 fn tiles_of_many_rows_and_tokens() {
-    let levels: Vec<Isa> = Isa::available().into_iter().filter(|isa| isa.name() == "amx").collect();
-    if levels.is_empty() {
+    let tiled: Vec<Isa> = levels().into_iter().filter(|isa| isa.name() == "amx").collect();
+    if tiled.is_empty() {
         eprintln!("SKIPPED: this CPU has no tile unit, or the system does not let us use it");
         return;
     }
@@ -87,8 +87,7 @@ fn tiles_of_many_rows_and_tokens() {
         let w = QuantRows::new(format, cols, &bytes).unwrap();
         let x = acts(&mut rng, most, cols, Isa::scalar(), format);
         let wanted = product(Isa::scalar(), w, &x);
-        for isa in &levels {
-            let isa = isa.with_tuning(Tuning { tile_tokens: 1, ..isa.tuning() });
+        for &isa in &tiled {
             for tokens in [1, 3, 16, 511, 513, most] {
                 let x = acts_of(&x.values()[..tokens * cols], cols, isa, format);
                 let got = product(isa, w, &x);
@@ -113,7 +112,7 @@ fn where_tiles_switch() {
             let w = QuantRows::new(format, cols, &bytes).unwrap();
             let x = acts(&mut rng, MOST, cols, Isa::scalar(), format);
             let wanted = product(Isa::scalar(), w, &x);
-            for isa in Isa::available() {
+            for isa in levels() {
                 for tokens in TOKENS {
                     let x = acts_of(&x.values()[..tokens * cols], cols, isa, format);
                     for rows in ROWS {
@@ -144,7 +143,7 @@ fn long_rows_on_every_level() {
             let w = QuantRows::new(format, cols, &bytes).unwrap();
             let x = acts(&mut rng, 2, cols, Isa::scalar(), format);
             let wanted = product(Isa::scalar(), w, &x);
-            for isa in Isa::available() {
+            for isa in levels() {
                 for tokens in 1..=2 {
                     let x = acts_of(&x.values()[..tokens * cols], cols, isa, format);
                     for rows in 1..=9 {
@@ -167,7 +166,7 @@ fn tokens_and_rows_do_not_matter() {
         let (rows, cols, tokens) = (37, 512, 21);
         let bytes = rows_of(&mut rng, format, rows, cols);
         let w = QuantRows::new(format, cols, &bytes).unwrap();
-        for isa in Isa::available() {
+        for isa in levels() {
             let x = acts(&mut rng, tokens, cols, isa, format);
             let whole = product(isa, w, &x);
             // One token at a time.
@@ -212,7 +211,7 @@ fn addresses_do_not_matter() {
             let moved = &mut moved[line + offset..][..bytes.len()];
             moved.copy_from_slice(&bytes);
             let w = QuantRows::new(format, cols, moved).unwrap();
-            for isa in Isa::available() {
+            for isa in levels() {
                 for tokens in [1, 2, 3, TOKENS] {
                     let x = acts_of(&x.values()[..tokens * cols], cols, isa, format);
                     let got = product(isa, w, &x);
@@ -240,7 +239,7 @@ fn many_tokens_on_every_level() {
             let w = QuantRows::new(format, cols, &bytes).unwrap();
             let x = acts(&mut rng, tokens, cols, Isa::scalar(), format);
             let wanted = product(Isa::scalar(), w, &x);
-            for isa in Isa::available() {
+            for isa in levels() {
                 assert!(product(isa, w, &x) == wanted, "{format}, {rows} × {cols}, {tokens} tokens, {isa}");
             }
         }
@@ -285,7 +284,7 @@ fn sixteen_bits_are_the_activations_themselves() {
             let error = blocks::error_on(values, w, &eight, &product(Isa::scalar(), w, &eight), 40);
             assert!(error > BOUND, "{format}: 8 bits are off by {error:e} only");
         }
-        for isa in Isa::available() {
+        for isa in levels() {
             for tokens in [1, 2, 7, 13, 40] {
                 let x = acts_in(ActBits::Sixteen, &values[..tokens * cols], cols, isa, format);
                 for rows in [1, 17, 32, 33, ROWS] {
@@ -309,7 +308,7 @@ fn dequantised_rows_are_the_reference_rounded_once() {
                     rng.fill(&mut bytes); // anything goes, whatever the scales then are
                 }
                 let wanted = reference::dequantise(format, &bytes);
-                for isa in Isa::available() {
+                for isa in levels() {
                     let mut out = vec![0.0; 3 * cols];
                     dequantise(isa, QuantRows::new(format, cols, &bytes).unwrap(), &mut out);
                     for (i, (&got, &wanted)) in out.iter().zip(&wanted).enumerate() {
@@ -352,7 +351,7 @@ fn dequantised_rows_are_those_of_another_implementation() {
             // Scales of either sign between 2^-7 and 2^-6; of formats without blocks, finite weights.
             blocks::set_heads(format, block, [0; 2].map(|_: u16| rng.next() as u16 & 0x83ff | 0x2000));
         }
-        for isa in Isa::available() {
+        for isa in levels() {
             let mut out = vec![0.0; 64 * format.block_len()];
             dequantise(isa, QuantRows::new(format, format.block_len(), &bytes).unwrap(), &mut out);
             let bytes = out.iter().flat_map(|value| (value + 0.0).to_le_bytes());

@@ -7,8 +7,8 @@ use core::arch::aarch64::*;
 
 use super::blocks_32::{nibbles, non_linear};
 use super::lanes::{load_i16, load_u8};
-use super::memory::InPlace;
 use crate::blocks::{BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
+use crate::in_place::InPlace;
 
 /// A block of 256 weights, unpacked with NEON.
 pub(super) trait Block256: InPlace {
@@ -37,8 +37,6 @@ pub(super) trait Block256: InPlace {
     unsafe fn mins(&self) -> int8x16_t {
         vdupq_n_s8(0)
     }
-    /// The half that is the scale of the scales and, above it, that of the minima if there are some.
-    fn head(&self) -> u32;
 }
 
 /// No weights yet.
@@ -103,11 +101,6 @@ impl Block256 for BlockQ4K {
     unsafe fn mins(&self) -> int8x16_t {
         six_bits(word(&self.scales, 4), word(&self.scales, 8) >> 4)
     }
-
-    #[inline(always)]
-    fn head(&self) -> u32 {
-        u32::from_le_bytes([self.d[0], self.d[1], self.dmin[0], self.dmin[1]])
-    }
 }
 
 impl Block256 for BlockQ5K {
@@ -141,11 +134,6 @@ impl Block256 for BlockQ5K {
     #[target_feature(enable = "neon")]
     unsafe fn mins(&self) -> int8x16_t {
         six_bits(word(&self.scales, 4), word(&self.scales, 8) >> 4)
-    }
-
-    #[inline(always)]
-    fn head(&self) -> u32 {
-        u32::from_le_bytes([self.d[0], self.d[1], self.dmin[0], self.dmin[1]])
     }
 }
 
@@ -185,11 +173,6 @@ impl Block256 for BlockQ6K {
     unsafe fn scales(&self) -> int8x16_t {
         vreinterpretq_s8_u8(load_u8(&self.scales))
     }
-
-    #[inline(always)]
-    fn head(&self) -> u32 {
-        u32::from(u16::from_le_bytes(self.d))
-    }
 }
 
 impl Block256 for BlockQ2K {
@@ -221,11 +204,6 @@ impl Block256 for BlockQ2K {
     #[target_feature(enable = "neon")]
     unsafe fn mins(&self) -> int8x16_t {
         vreinterpretq_s8_u8(vshrq_n_u8::<4>(load_u8(&self.scales)))
-    }
-
-    #[inline(always)]
-    fn head(&self) -> u32 {
-        u32::from_le_bytes([self.d[0], self.d[1], self.dmin[0], self.dmin[1]])
     }
 }
 
@@ -262,11 +240,6 @@ impl Block256 for BlockQ3K {
         let high = lows >> 4 & LOW | top(4) | top(6) << 32;
         vsubq_s8(join(low, high), vdupq_n_s8(32))
     }
-
-    #[inline(always)]
-    fn head(&self) -> u32 {
-        u32::from(u16::from_le_bytes(self.d))
-    }
 }
 
 impl Block256 for BlockIq4Xs {
@@ -296,11 +269,6 @@ impl Block256 for BlockIq4Xs {
         let scales = vorr_s8(low, vreinterpret_s8_u8(vshl_n_u8::<4>(high)));
         let scales = vsub_s8(scales, vdup_n_s8(32));
         vcombine_s8(scales, scales)
-    }
-
-    #[inline(always)]
-    fn head(&self) -> u32 {
-        u32::from(u16::from_le_bytes(self.d))
     }
 }
 

@@ -6,8 +6,8 @@
 use core::arch::aarch64::*;
 
 use super::lanes::{load_i8, load_u8};
-use super::memory::InPlace;
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, IQ4};
+use crate::in_place::InPlace;
 
 /// A block of 32 weights, unpacked with NEON.
 pub(super) trait Block32: InPlace {
@@ -20,8 +20,6 @@ pub(super) trait Block32: InPlace {
     /// # Safety
     /// The CPU must have NEON.
     unsafe fn weights(&self) -> [int8x16_t; 2];
-    /// The half that is the scale and, above it, the one that is the minimum if there is one.
-    fn head(&self) -> u32;
 }
 
 /// The low nibbles of 16 bytes, then the high ones.
@@ -66,10 +64,6 @@ impl Block32 for BlockQ4_0 {
     unsafe fn weights(&self) -> [int8x16_t; 2] {
         nibbles(&self.qs)
     }
-    #[inline(always)]
-    fn head(&self) -> u32 {
-        u32::from(u16::from_le_bytes(self.d))
-    }
 }
 
 impl Block32 for BlockQ4_1 {
@@ -79,10 +73,6 @@ impl Block32 for BlockQ4_1 {
     #[target_feature(enable = "neon")]
     unsafe fn weights(&self) -> [int8x16_t; 2] {
         nibbles(&self.qs)
-    }
-    #[inline(always)]
-    fn head(&self) -> u32 {
-        u32::from_le_bytes([self.d[0], self.d[1], self.m[0], self.m[1]])
     }
 }
 
@@ -94,10 +84,6 @@ impl Block32 for BlockQ5_0 {
     unsafe fn weights(&self) -> [int8x16_t; 2] {
         five_bits(&self.qs, &self.qh)
     }
-    #[inline(always)]
-    fn head(&self) -> u32 {
-        u32::from(u16::from_le_bytes(self.d))
-    }
 }
 
 impl Block32 for BlockQ5_1 {
@@ -107,10 +93,6 @@ impl Block32 for BlockQ5_1 {
     #[target_feature(enable = "neon")]
     unsafe fn weights(&self) -> [int8x16_t; 2] {
         five_bits(&self.qs, &self.qh)
-    }
-    #[inline(always)]
-    fn head(&self) -> u32 {
-        u32::from_le_bytes([self.d[0], self.d[1], self.m[0], self.m[1]])
     }
 }
 
@@ -123,10 +105,6 @@ impl Block32 for BlockQ8_0 {
         let halves = self.qs.as_chunks().0;
         [vreinterpretq_s8_u8(load_u8(&halves[0])), vreinterpretq_s8_u8(load_u8(&halves[1]))]
     }
-    #[inline(always)]
-    fn head(&self) -> u32 {
-        u32::from(u16::from_le_bytes(self.d))
-    }
 }
 
 impl Block32 for BlockIq4Nl {
@@ -136,9 +114,5 @@ impl Block32 for BlockIq4Nl {
     #[target_feature(enable = "neon")]
     unsafe fn weights(&self) -> [int8x16_t; 2] {
         non_linear(nibbles(&self.qs))
-    }
-    #[inline(always)]
-    fn head(&self) -> u32 {
-        u32::from(u16::from_le_bytes(self.d))
     }
 }

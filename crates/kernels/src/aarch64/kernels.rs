@@ -10,7 +10,6 @@ use super::blocks_256::Block256;
 use super::cells::{Cells, ROWS, TOKENS};
 use super::floats;
 use super::lanes::TILE;
-use super::memory::{InPlace, blocks_of};
 use super::panels::{Panel, Panel32, Panel256, Sums};
 use super::rows::{rows_32, rows_256};
 use super::wide::Lanes4;
@@ -20,6 +19,7 @@ use crate::blocks::{
     BlockQ5K, BlockQ6K, BlockQ8_0,
 };
 use crate::format::Format;
+use crate::in_place::{InPlace, blocks_of};
 use crate::isa::Portable;
 use crate::rows::QuantRows;
 use crate::wide::Wide;

@@ -1,7 +1,8 @@
-//! The ARM levels. The only folder with unsafe code beside x86: its border is one type per level that proves the CPU has it.
+//! The ARM levels. With x86 the folder of unsafe code: its border is one type per level that proves the CPU has it.
 //!
 //! Every AArch64 CPU has NEON; `neon` also wants the dot products of bytes (`sdot`), and `i8mm` the products of two rows with two
 //! tokens (`smmla`). One token meets `rows`, several meet `panels`; each result adds its blocks in the order that `scalar` does.
+//! Nothing is asked for ahead of its use: what that gains has to be measured on such a CPU.
 
 use core::ops::Range;
 use std::arch::is_aarch64_feature_detected;
@@ -19,7 +20,6 @@ mod floats;
 mod instructions;
 mod kernels;
 mod lanes;
-mod memory;
 mod panels;
 mod rows;
 #[cfg(all(test, target_os = "linux"))]

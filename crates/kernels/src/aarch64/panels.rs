@@ -127,7 +127,8 @@ impl<C: Cells, B: Block32> Panel<C> for Panel32<B> {
                 // SAFETY: the features are those of this function.
                 let [low, high] = unsafe { w.weights() };
                 (q[0][r], q[1][r]) = (without_offset(low, B::OFFSET), without_offset(high, B::OFFSET));
-                (d[r], m[r]) = (w.head() as u16, (w.head() >> 16) as u16);
+                let [d0, d1, m0, m1] = w.head();
+                (d[r], m[r]) = (u16::from_le_bytes([d0, d1]), u16::from_le_bytes([m0, m1]));
             }
             // SAFETY: the features are those of this function, and the caller answers for `C`.
             (self.q[2 * i], self.q[2 * i + 1]) = unsafe { (C::pack(q[0]), C::pack(q[1])) };
@@ -231,7 +232,8 @@ impl<C: Cells, B: Block256> Panel<C> for Panel256<B> {
             // SAFETY: there is room for 16 bytes.
             unsafe { vst1q_s8(scales[r].as_mut_ptr(), scale) };
             min[r] = per_16(mins, B::PER_16);
-            (d[r], dmin[r]) = (w.head() as u16, (w.head() >> 16) as u16);
+            let [d0, d1, m0, m1] = w.head();
+            (d[r], dmin[r]) = (u16::from_le_bytes([d0, d1]), u16::from_le_bytes([m0, m1]));
         }
         for q in &mut self.q {
             // SAFETY: the features are those of this function, and the caller answers for `C`.

@@ -35,7 +35,7 @@ pub(super) fn rows_32<B: Block32>(w: &[B], blocks: usize, x: &Acts, token: usize
             // SAFETY: the features are those of this function.
             let q = unsafe { w.weights() };
             s[r] = sdot(sdot(start, q[0], first), q[1], second);
-            heads[r] = w.head();
+            heads[r] = u32::from_le_bytes(w.head());
         }
         let (d, m) = scales_of_four(heads, B::HAS_MIN);
         sums.add(d, dx, sum_each(s));
@@ -145,7 +145,7 @@ pub(super) fn rows_256<B: Block256>(w: &[B], blocks: usize, x: &Acts, token: usi
             // SAFETY: each row has `blocks` blocks.
             let w = unsafe { rows[r].get_unchecked(block) };
             (s[r], m[r]) = products(w, &a);
-            heads[r] = w.head();
+            heads[r] = u32::from_le_bytes(w.head());
         }
         let (d, dmin) = scales_of_four(heads, B::HAS_MIN);
         let dx = vdupq_n_f32(form.scales[block * tokens + token]);

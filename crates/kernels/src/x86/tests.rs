@@ -79,7 +79,7 @@ fn rows_between_unreadable_pages() {
             let w = QuantRows::new(format, cols, &bytes).unwrap();
             matmul(Isa::scalar(), w, &acts(Isa::scalar(), most_tokens), &mut wanted);
             let walks = |isa: Isa| {
-                WALKS.map(|(_, walk)| isa.with_tuning(Tuning { walk, tile_tokens: 8, ..isa.tuning() }))
+                WALKS.map(|(_, walk)| isa.with_tuning(Tuning { walk, tile_tokens: 1, ..isa.tuning() }))
             };
             for isa in Isa::available().into_iter().flat_map(walks) {
                 for (rows, at_end) in ROWS.into_iter().flat_map(|rows| [(rows, false), (rows, true)]) {

@@ -5,7 +5,7 @@
 use core::ops::Range;
 
 use half::f16;
-use sluice_kernels::{ActBits, Acts, Format, Isa, QuantRows, matmul, reference};
+use sluice_kernels::{ActBits, Acts, Format, Isa, QuantRows, Tuning, matmul, reference};
 
 /// How far a product may be off the reference, in parts of Σ|w·x|: what the crate promises of f32 sums.
 pub const BOUND: f64 = 1e-5;
@@ -13,6 +13,12 @@ pub const BOUND: f64 = 1e-5;
 /// Every how many of the shapes a long test takes: all, but under an emulator, which is some twenty times slower, some.
 pub fn every(when_emulated: usize) -> usize {
     if std::env::var_os("SLUICE_TEST_RUNNER").is_some() { when_emulated } else { 1 }
+}
+
+/// Every level of this CPU, a tile unit from the first token on, so that it is tried at all shapes.
+pub fn levels() -> Vec<Isa> {
+    let from_one = |isa: Isa| isa.with_tuning(Tuning { tile_tokens: 1, ..isa.tuning() });
+    Isa::available().into_iter().map(from_one).collect()
 }
 
 /// PCG-XSH-RR with 64 bits of state, from O'Neill, "PCG: A Family of Simple Fast Space-Efficient Statistically Good

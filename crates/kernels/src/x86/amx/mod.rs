@@ -13,14 +13,14 @@ mod tile;
 
 use core::arch::x86_64::*;
 
-use self::tile::{SIDE, Sums, Tile, Tiles};
+use self::tile::{SIDE, Tile, TileSums, Tiles};
 use super::avx2::per_256::Wide;
-use super::avx512::lanes::{load_singles, store_singles};
-use super::memory::blocks_of;
+use super::avx512::lanes::{Sums, load, load_singles, store_singles};
 use crate::acts::{Acts, PLANES, Planes};
 use crate::blocks::{BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
 use crate::format::Format;
-use crate::numbers::{NAN, f16_to_f32};
+use crate::in_place::blocks_of;
+use crate::numbers::f16_to_f32;
 use crate::rows::QuantRows;
 
 pub(super) use self::tile::detect;
@@ -32,9 +32,8 @@ const ROWS: usize = PAIR * SIDE;
 /// Tiles of 64 columns in a block.
 const STEPS: usize = 4;
 
-/// Tokens for which a block of weights is unpacked once: unpacking takes as long as multiplying with about 80 tokens. Their
-/// planes of a block, 400 KB, stay in level 2 while they meet [`SOME`] rows; from level 3 they would come five times as slowly as
-/// they are used.
+/// Tokens for which a block of weights is unpacked once. Their planes of a block are 400 KB, which fit level 2 while they meet
+/// [`SOME`] rows.
 const TOKENS: usize = 512;
 
 /// Rows that meet a block of activations before the next one. Their sums with all tokens, twice 4 bytes each, are 780 KB.
@@ -74,7 +73,7 @@ pub(super) fn product(format: Format) -> Option<Product> {
 /// # Safety
 /// [`detect`] must have said yes, and the CPU must have all that the AVX-512 level asks for.
 #[inline(never)]
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c")]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) unsafe fn matmul<B: Wide>(w: QuantRows<'_>, x: &Acts, planes: &Planes, y: &mut [f32]) {
     // SAFETY: the caller vouches for the unit.
     let tiles = unsafe { Tiles::new() };
@@ -85,7 +84,7 @@ pub(super) unsafe fn matmul<B: Wide>(w: QuantRows<'_>, x: &Acts, planes: &Planes
         d: [0.0; ROWS],
         dmin: [0.0; ROWS],
     });
-    let mut sums = [[Sums::ZERO; PLANES]; PAIR];
+    let mut sums = [[TileSums::ZERO; PLANES]; PAIR];
     let some = SOME.min(w.rows().next_multiple_of(ROWS));
     let mut minima = vec![0.0; if B::HAS_MIN { some * tokens.min(TOKENS).next_multiple_of(SIDE) } else { 0 }];
     let all = blocks_of::<B>(w);
@@ -126,7 +125,7 @@ struct Place {
 
 /// A block to row `row` of the panel.
 #[inline]
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c")]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn unpack<B: Wide>(w: &B, row: usize, panel: &mut Panel) {
     // SAFETY: the features are among those of this function.
     let weights = unsafe { w.weights() };
@@ -169,14 +168,14 @@ fn unpack<B: Wide>(w: &B, row: usize, panel: &mut Panel) {
 
 /// 16 tokens with up to `R` times 16 rows: what they gather is in `y` (rows × tokens), that of the minima in `minima` (rows × 16).
 #[inline]
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c")]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn multiply<B: Wide, const R: usize>(
     tiles: &Tiles,
     panel: &Panel,
     x: &Acts,
     planes: &Planes,
     at: Place,
-    sums: &mut [[Sums; PLANES]; PAIR],
+    sums: &mut [[TileSums; PLANES]; PAIR],
     minima: &mut [f32],
     y: &mut [f32],
 ) {
@@ -211,36 +210,32 @@ fn multiply<B: Wide, const R: usize>(
     for (row, y) in y.chunks_exact_mut(tokens).enumerate() {
         let [low, high, both] = &sums[row / SIDE];
         let (low, high, both) =
-            (words(&low.0[row % SIDE]), words(&high.0[row % SIDE]), words(&both.0[row % SIDE]));
+            (load(&low.0[row % SIDE]), load(&high.0[row % SIDE]), load(&both.0[row % SIDE]));
         let middle = _mm512_sub_epi32(_mm512_sub_epi32(both, low), high);
         let s = _mm512_add_epi32(low, _mm512_slli_epi32::<6>(middle));
         let s = _mm512_add_epi32(s, _mm512_slli_epi32::<12>(high));
         let y = &mut y[at.token..at.token + count];
-        let d = _mm512_mul_ps(_mm512_set1_ps(panel.d[row]), dx);
-        // SAFETY: the mask ends where the tokens do, and so does the slice.
-        let gathered = unsafe { _mm512_maskz_loadu_ps(if is_first { 0 } else { real }, y.as_ptr()) };
-        let mut acc = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(s), gathered);
-        let mut accm = _mm512_setzero_ps();
+        let mut gathered = Sums::new();
+        if !is_first {
+            // SAFETY: the mask ends where the tokens do, and so does the slice.
+            gathered.acc = unsafe { _mm512_maskz_loadu_ps(real, y.as_ptr()) };
+        }
+        gathered.add(_mm512_set1_ps(panel.d[row]), dx, s);
         if B::HAS_MIN {
             let mut m = _mm512_setzero_si512();
             for pair in 0..8 {
-                m = _mm512_dpwssd_epi32(m, _mm512_set1_epi32(panel.min[row][pair]), words(&here.sums[pair]));
+                m = _mm512_dpwssd_epi32(m, _mm512_set1_epi32(panel.min[row][pair]), load(&here.sums[pair]));
             }
-            let dmin = _mm512_mul_ps(_mm512_set1_ps(panel.dmin[row]), dx);
             let to = minima[row * SIDE..].first_chunk_mut().expect("room for every row");
             if !is_first {
-                accm = load_singles(to);
+                gathered.accm = load_singles(to);
             }
-            accm = _mm512_fmadd_ps(dmin, _mm512_cvtepi32_ps(m), accm);
-            store_singles(accm, to);
+            gathered.add_min(_mm512_set1_ps(panel.dmin[row]), dx, m);
+            store_singles(gathered.accm, to);
         }
-        if is_last {
-            acc = _mm512_sub_ps(acc, accm);
-            let odd = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(acc, acc);
-            acc = _mm512_mask_mov_ps(acc, odd, _mm512_set1_ps(NAN));
-        }
+        let results = if is_last { gathered.lanes() } else { gathered.acc };
         // SAFETY: as above.
-        unsafe { _mm512_mask_storeu_ps(y.as_mut_ptr(), real, acc) };
+        unsafe { _mm512_mask_storeu_ps(y.as_mut_ptr(), real, results) };
     }
 }
 
@@ -261,12 +256,4 @@ fn step_of<const FIRST: u8, const SECOND: u8, const R: usize>(tiles: &Tiles, w: 
 fn as_tile(bytes: &[i8; 1024]) -> &Tile {
     // SAFETY: 1024 bytes; `Planes` aligns them to 64, as a tile is.
     unsafe { &*core::ptr::from_ref(bytes).cast() }
-}
-
-/// 16 integers.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c")]
-fn words(from: &[i32; SIDE]) -> __m512i {
-    // SAFETY: 64 bytes are there, at any alignment.
-    unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
 }

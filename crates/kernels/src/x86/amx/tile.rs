@@ -19,13 +19,13 @@ pub(super) struct Tile(pub(super) [[i8; 64]; SIDE]);
 /// The sums of a tile.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-pub(super) struct Sums(pub(super) [[i32; SIDE]; SIDE]);
+pub(super) struct TileSums(pub(super) [[i32; SIDE]; SIDE]);
 
 impl Tile {
     pub(super) const ZERO: Self = Self([[0; 64]; SIDE]);
 }
 
-impl Sums {
+impl TileSums {
     pub(super) const ZERO: Self = Self([[0; SIDE]; SIDE]);
 }
 
@@ -129,7 +129,7 @@ impl Tiles {
 
     /// Register `T` to memory.
     #[inline(always)]
-    pub(super) fn store<const T: u8>(&self, to: &mut Sums) {
+    pub(super) fn store<const T: u8>(&self, to: &mut TileSums) {
         // SAFETY: as in `zero`; there is room for 16 rows of 64 bytes, 64 bytes apart.
         unsafe {
             asm!("tilestored [{at} + {step}*1], tmm{t}", t = const T, at = in(reg) to, step = in(reg) 64usize,

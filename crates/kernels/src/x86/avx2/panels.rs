@@ -10,8 +10,8 @@ use super::lanes::{Sums, load, load_ps};
 use super::per_256::Wide;
 use crate::acts::{Acts, FINEST};
 use crate::blocks::{Block, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, Unpacked256};
+use crate::in_place::blocks_of;
 use crate::rows::QuantRows;
-use crate::x86::memory::blocks_of;
 
 /// Rows in a panel: the singles in a register.
 const ROWS: usize = 8;

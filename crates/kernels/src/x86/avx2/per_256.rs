@@ -12,7 +12,8 @@ use super::per_32::{nibbles, non_linear};
 use super::tiles::{TILE, Tiles};
 use crate::acts::{Acts, Form, Group};
 use crate::blocks::{BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
-use crate::x86::memory::{InPlace, Prefetch};
+use crate::in_place::InPlace;
+use crate::x86::memory::Prefetch;
 
 /// A block, unpacked for products.
 pub(in crate::x86) struct Weights {
@@ -37,8 +38,6 @@ pub(in crate::x86) trait Wide: InPlace {
     /// # Safety
     /// The CPU must have AVX2.
     unsafe fn weights(&self) -> Weights;
-    /// The scale of the scales and, where there is one, that of the minima.
-    fn head(&self) -> [u8; 4];
 }
 
 /// 32 bytes of an array.
@@ -92,11 +91,6 @@ impl Wide for BlockQ4K {
         }
         Weights { q, scales, per_16 }
     }
-
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
-    }
 }
 
 impl Wide for BlockQ5K {
@@ -120,11 +114,6 @@ impl Wide for BlockQ5K {
             q[2 * pair + 1] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low), second);
         }
         Weights { q, scales, per_16 }
-    }
-
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
     }
 }
 
@@ -169,11 +158,6 @@ impl Wide for BlockQ2K {
         let scales = even_odd(_mm_and_si128(both, low));
         Weights { q: two_bits(&self.qs), scales, per_16: _mm256_cvtepu8_epi16(mins) }
     }
-
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
-    }
 }
 
 /// The 6-bit scales of Q3_K, less 32; see `blocks` for how they are packed.
@@ -203,11 +187,6 @@ impl Wide for BlockQ3K {
         let scales = scales_of_q3_k(&self.scales);
         Weights { q, scales: even_odd(scales), per_16: _mm256_cvtepi8_epi16(scales) }
     }
-
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
-    }
 }
 
 impl Wide for BlockIq4Xs {
@@ -233,11 +212,6 @@ impl Wide for BlockIq4Xs {
         let packed = _mm256_packs_epi32(scales, scales);
         let table = _mm256_permute4x64_epi64::<0b10_00_10_00>(packed);
         Weights { q, scales: table, per_16: _mm256_setzero_si256() }
-    }
-
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
     }
 }
 
@@ -270,11 +244,6 @@ impl Wide for BlockQ6K {
             }
         }
         Weights { q, scales: table, per_16: _mm256_cvtepi8_epi16(scales) }
-    }
-
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
     }
 }
 

@@ -11,7 +11,8 @@ use super::lanes::{Sums, load, load_half, load_ps, scales_of_eight, scales_of_on
 use super::tiles::{TILE, Tiles};
 use crate::acts::{Acts, Form};
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, IQ4};
-use crate::x86::memory::{InPlace, Prefetch};
+use crate::in_place::InPlace;
+use crate::x86::memory::Prefetch;
 
 /// A block of 32 weights, unpacked with AVX2.
 pub(super) trait Wide: InPlace {
@@ -26,8 +27,6 @@ pub(super) trait Wide: InPlace {
     /// # Safety
     /// The CPU must have AVX2.
     unsafe fn weights(&self) -> __m256i;
-    /// The first four bytes: the scale and, where there is one, the minimum.
-    fn head(&self) -> [u8; 4];
 }
 
 /// The low nibbles of 16 bytes, then the high ones.
@@ -60,10 +59,6 @@ impl Wide for BlockQ4_0 {
     unsafe fn weights(&self) -> __m256i {
         nibbles(&self.qs)
     }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
-    }
 }
 
 impl Wide for BlockQ4_1 {
@@ -74,10 +69,6 @@ impl Wide for BlockQ4_1 {
     #[target_feature(enable = "avx2")]
     unsafe fn weights(&self) -> __m256i {
         nibbles(&self.qs)
-    }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], self.m[0], self.m[1]]
     }
 }
 
@@ -90,10 +81,6 @@ impl Wide for BlockQ5_0 {
     unsafe fn weights(&self) -> __m256i {
         _mm256_or_si256(nibbles(&self.qs), fifth_bits(&self.qh))
     }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
-    }
 }
 
 impl Wide for BlockQ5_1 {
@@ -105,10 +92,6 @@ impl Wide for BlockQ5_1 {
     unsafe fn weights(&self) -> __m256i {
         _mm256_or_si256(nibbles(&self.qs), fifth_bits(&self.qh))
     }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], self.m[0], self.m[1]]
-    }
 }
 
 impl Wide for BlockQ8_0 {
@@ -119,10 +102,6 @@ impl Wide for BlockQ8_0 {
     #[target_feature(enable = "avx2")]
     unsafe fn weights(&self) -> __m256i {
         load(&self.qs)
-    }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
     }
 }
 
@@ -152,10 +131,6 @@ impl Wide for BlockIq4Nl {
     #[target_feature(enable = "avx2")]
     unsafe fn weights(&self) -> __m256i {
         non_linear(nibbles(&self.qs))
-    }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
     }
 }
 

@@ -1,8 +1,9 @@
 //! Cuts a product into tiles and walks them so that weights and activations stay in cache.
 
 use crate::acts::Acts;
+use crate::in_place::{InPlace, blocks_of};
 use crate::rows::QuantRows;
-use crate::x86::memory::{InPlace, Prefetch, blocks_of};
+use crate::x86::memory::Prefetch;
 
 /// Results in a tile: the singles in a register.
 pub(super) const TILE: usize = 8;

@@ -13,7 +13,7 @@ pub(super) const QUAD: usize = 4;
 /// 64 bytes of integers.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn load<T: Copy, const N: usize>(from: &[T; N]) -> __m512i {
+pub(in crate::x86) fn load<T: Copy, const N: usize>(from: &[T; N]) -> __m512i {
     const { assert!(size_of::<[T; N]>() == 64) };
     // SAFETY: 64 bytes are there, at any alignment.
     unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
@@ -157,36 +157,36 @@ pub(super) fn halves(pairs: __m512i) -> (__m512, __m512) {
 
 /// What a tile has gathered so far: `acc` and `accm` of `scalar`, for 16 results.
 #[derive(Clone, Copy)]
-pub(super) struct Sums {
-    pub(super) acc: __m512,
-    pub(super) accm: __m512,
+pub(in crate::x86) struct Sums {
+    pub(in crate::x86) acc: __m512,
+    pub(in crate::x86) accm: __m512,
 }
 
 impl Sums {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    pub(super) fn new() -> Self {
+    pub(in crate::x86) fn new() -> Self {
         Self { acc: _mm512_setzero_ps(), accm: _mm512_setzero_ps() }
     }
 
     /// Adds d·dx·S of a block to each lane.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    pub(super) fn add(&mut self, d: __m512, dx: __m512, s: __m512i) {
+    pub(in crate::x86) fn add(&mut self, d: __m512, dx: __m512, s: __m512i) {
         self.acc = _mm512_fmadd_ps(_mm512_mul_ps(d, dx), _mm512_cvtepi32_ps(s), self.acc);
     }
 
     /// Adds dmin·dx·M of a block to what comes off each lane.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    pub(super) fn add_min(&mut self, dmin: __m512, dx: __m512, m: __m512i) {
+    pub(in crate::x86) fn add_min(&mut self, dmin: __m512, dx: __m512, m: __m512i) {
         self.accm = _mm512_fmadd_ps(_mm512_mul_ps(dmin, dx), _mm512_cvtepi32_ps(m), self.accm);
     }
 
     /// The results, one per lane; every NaN becomes the same one.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    pub(super) fn lanes(self) -> __m512 {
+    pub(in crate::x86) fn lanes(self) -> __m512 {
         let v = _mm512_sub_ps(self.acc, self.accm);
         let nan = _mm512_set1_ps(NAN);
         _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v), nan)

@@ -24,13 +24,14 @@ use crate::blocks::{
     BlockQ5K, BlockQ6K, BlockQ8_0,
 };
 use crate::format::Format;
+use crate::in_place::blocks_of;
 use crate::isa::Portable;
 use crate::rows::QuantRows;
 use crate::transpose::{SIDE, put};
 use crate::tuning::Tuning;
 use crate::wide::Wide;
 use crate::x86::Avx512;
-use crate::x86::memory::{Prefetch, blocks_of};
+use crate::x86::memory::Prefetch;
 use crate::x86::wide::Lanes1;
 
 /// y = W·x; shapes and forms have been checked, and there is at least one row and one token.

@@ -12,7 +12,8 @@ use super::lanes::{
 };
 use crate::acts::{Form, Group};
 use crate::blocks::{BlockQ4K, BlockQ5K, BlockQ6K};
-use crate::x86::memory::{InPlace, Prefetch};
+use crate::in_place::InPlace;
+use crate::x86::memory::Prefetch;
 
 /// The activations of one block, as the products of a format want them.
 #[derive(Clone, Copy)]
@@ -96,8 +97,6 @@ pub(super) trait Rows: InPlace {
     /// # Safety
     /// The CPU must have what the level asks for.
     unsafe fn quad<A: ActsOfQuad>(w: [&Self; QUAD], a: A) -> Products;
-    /// The scale of the scales and, where there is one, that of the minima.
-    fn head(&self) -> [u8; 4];
 }
 
 /// The products of a register of weights, in pairs times their scales, added to `s`.
@@ -292,10 +291,6 @@ impl Rows for BlockQ4K {
     unsafe fn quad<A: ActsOfQuad>(w: [&Self; QUAD], a: A) -> Products {
         quad_by_nibble(w, a)
     }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
-    }
 }
 
 impl Rows for BlockQ5K {
@@ -309,10 +304,6 @@ impl Rows for BlockQ5K {
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn quad<A: ActsOfQuad>(w: [&Self; QUAD], a: A) -> Products {
         quad_by_nibble(w, a)
-    }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
     }
 }
 
@@ -383,10 +374,6 @@ impl Rows for BlockQ6K {
             }
         }
         Products { s, m: _mm512_setzero_si512() }
-    }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
     }
 }
 

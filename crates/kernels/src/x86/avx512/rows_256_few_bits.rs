@@ -81,10 +81,6 @@ impl Rows for BlockQ2K {
         }
         Products { s, m: join(m) }
     }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], self.dmin[0], self.dmin[1]]
-    }
 }
 
 /// The 6-bit scales of Q3_K, less 32, in 16 bits; see `blocks` for how they are packed.
@@ -128,10 +124,6 @@ impl Rows for BlockQ3K {
             }
         }
         Products { s, m: _mm512_setzero_si512() }
-    }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
     }
 }
 
@@ -190,10 +182,6 @@ impl Rows for BlockIq4Xs {
             }
         }
         Products { s, m: _mm512_setzero_si512() }
-    }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
     }
 }
 

@@ -10,7 +10,8 @@ use core::arch::x86_64::*;
 use super::lanes::{QUAD, Sums, TILE, halves, load, load_quarter, sum_quarters, transpose_quarters};
 use crate::acts::Form;
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, IQ4};
-use crate::x86::memory::{InPlace, Prefetch};
+use crate::in_place::InPlace;
+use crate::x86::memory::Prefetch;
 
 /// Blocks of a row that are taken together.
 pub(super) const TOGETHER: usize = 4;

@@ -8,8 +8,9 @@ use core::arch::x86_64::*;
 
 use super::lanes::{QUAD, Sums, TILE, join, load_quarter, store_singles, transpose_elements, transpose_tile};
 use crate::acts::Acts;
+use crate::in_place::{InPlace, blocks_of};
 use crate::rows::QuantRows;
-use crate::x86::memory::{InPlace, Prefetch, blocks_of};
+use crate::x86::memory::Prefetch;
 
 /// Panels that are multiplied together: each activation on its way from memory serves as many.
 pub(super) const PANELS: usize = 2;

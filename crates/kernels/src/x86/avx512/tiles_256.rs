@@ -9,7 +9,7 @@ use super::rows_256::first_16;
 use super::tiles::{PANELS, Place, Tiles, four, pieces, transpose};
 use crate::acts::{Acts, FINEST};
 use crate::blocks::{BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K};
-use crate::x86::memory::InPlace;
+use crate::in_place::InPlace;
 
 /// The shifts that activations come with.
 const SHIFTS: usize = FINEST as usize + 1;

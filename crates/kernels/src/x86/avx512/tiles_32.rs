@@ -8,7 +8,7 @@ use super::rows_32::non_linear;
 use super::tiles::{PANELS, Place, Tiles, four, pieces, transpose};
 use crate::acts::Acts;
 use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
-use crate::x86::memory::InPlace;
+use crate::in_place::InPlace;
 
 /// One block of 16 rows, a row per lane.
 #[derive(Clone, Copy)]
@@ -31,8 +31,6 @@ pub(super) trait Unpack: InPlace {
     /// # Safety
     /// The CPU must have what the level asks for.
     unsafe fn weights(rows: &[&Self; TILE]) -> [__m512i; 8];
-    /// The scale and, where there is one, the minimum.
-    fn head(&self) -> [u8; 4];
 }
 
 /// Low nibbles, then high ones.
@@ -73,10 +71,6 @@ impl Unpack for BlockQ4_0 {
     unsafe fn weights(rows: &[&Self; TILE]) -> [__m512i; 8] {
         nibbles(&pieces(rows, |b| &b.qs, 0))
     }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
-    }
 }
 
 impl Unpack for BlockQ4_1 {
@@ -86,10 +80,6 @@ impl Unpack for BlockQ4_1 {
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn weights(rows: &[&Self; TILE]) -> [__m512i; 8] {
         nibbles(&pieces(rows, |b| &b.qs, 0))
-    }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], self.m[0], self.m[1]]
     }
 }
 
@@ -101,10 +91,6 @@ impl Unpack for BlockQ5_0 {
     unsafe fn weights(rows: &[&Self; TILE]) -> [__m512i; 8] {
         add_fifth_bits(rows.map(|b| b.qh), nibbles(&pieces(rows, |b| &b.qs, 0)))
     }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
-    }
 }
 
 impl Unpack for BlockQ5_1 {
@@ -114,10 +100,6 @@ impl Unpack for BlockQ5_1 {
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn weights(rows: &[&Self; TILE]) -> [__m512i; 8] {
         add_fifth_bits(rows.map(|b| b.qh), nibbles(&pieces(rows, |b| &b.qs, 0)))
-    }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], self.m[0], self.m[1]]
     }
 }
 
@@ -137,10 +119,6 @@ impl Unpack for BlockQ8_0 {
         }
         q
     }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
-    }
 }
 
 impl Unpack for BlockIq4Nl {
@@ -154,10 +132,6 @@ impl Unpack for BlockIq4Nl {
             *q = _mm512_xor_si512(non_linear(*q), _mm512_set1_epi8(-128));
         }
         q
-    }
-    #[inline(always)]
-    fn head(&self) -> [u8; 4] {
-        [self.d[0], self.d[1], 0, 0]
     }
 }
 
