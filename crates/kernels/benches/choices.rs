@@ -1,6 +1,6 @@
 //! Every value of every choice that belongs to a kind of CPU (`Tuning`), one token from memory, with one thread and with two.
 //!
-//! `cargo bench -p sluice-kernels --bench choices [-- FORMAT…]`: about a minute. Values are measured in turn, round after round, so that all
+//! `cargo bench -p sluice-kernels --bench choices [-- FORMAT…]`: less than a minute. Values are measured in turn, round after round, so that all
 //! of them see the same minutes of a shared machine; medians are printed in GB/s of weights, those in use marked with `*`. On
 //! a new machine: where another row is faster by more than a few per cent for most formats, the table in `tuning.rs` is to change.
 #![allow(clippy::print_stdout, reason = "printing is what it is for")]
@@ -12,7 +12,7 @@ mod memory;
 use std::time::Instant;
 
 use blocks::{Pcg, acts, rows_of};
-use sluice_kernels::{Acts, Format, HINTS, Isa, QuantRows, Tuning, WALKS, matmul};
+use sluice_kernels::{Acts, Format, HINTS, Isa, QuantRows, Tuning, matmul};
 
 /// Formats and columns: the matrices of a 1.1B model, the long rows of 8B, a small model's.
 const CASES: [(Format, usize); 6] = [
@@ -39,15 +39,13 @@ fn values(here: Tuning) -> Vec<(String, Tuning)> {
     for kind in ["amd", "intel"] {
         all.push((format!("kind={kind}"), here.with(&format!("kind={kind}")).expect("a kind")));
     }
-    for (name, walk) in WALKS {
-        for (hint_name, hint) in HINTS {
-            all.push((format!("walk={name},hint={hint_name}"), Tuning { walk, hint, ..here }));
+    for (name, hint) in HINTS {
+        for (switch, twice) in [("on", true), ("off", false)] {
+            all.push((format!("hint={name},twice={switch}"), Tuning { hint, twice, ..here }));
         }
     }
-    all.push(("twice=on".to_owned(), Tuning { twice: true, ..here }));
-    all.push(("twice=off".to_owned(), Tuning { twice: false, ..here }));
-    for distance in [512, 1024, 2048, 4096, 8192, 16384] {
-        all.push((format!("distance={distance}"), Tuning { distance, ..here }));
+    for distance in [1024, 2048, 4096, 8192] {
+        all.push((format!("twice=on,distance={distance}"), Tuning { twice: true, distance, ..here }));
     }
     all
 }
@@ -76,12 +74,6 @@ fn rate(isa: Isa, w: QuantRows<'_>, x: &Acts, threads: usize, turn: &mut usize) 
         }
     });
     (threads * rows * w.row_bytes()) as f64 / start.elapsed().as_nanos() as f64
-}
-
-/// The value that half of the others do not exceed.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn main() {
@@ -115,10 +107,10 @@ fn main() {
                 }
             }
             println!("\n{format}, rows of {row_bytes} bytes, {isa}: GB/s with one thread and with two");
-            for ((name, tuning), [one, two]) in values.iter().zip(rates) {
+            for ((name, tuning), [one, two]) in values.iter().zip(&mut rates) {
                 let same = Tuning { kind: here.kind, ..*tuning } == here;
                 let mark = if same { '*' } else { ' ' };
-                println!("{mark} {name:28} {:6.1} {:6.1}", median(one), median(two));
+                println!("{mark} {name:28} {:6.1} {:6.1}", memory::median(one), memory::median(two));
             }
         }
     }

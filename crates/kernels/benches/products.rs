@@ -110,12 +110,6 @@ fn weights(format: Format, bytes: usize) -> Vec<u8> {
     few.repeat((bytes / few.len()).max(1))
 }
 
-/// The value that half of the others do not exceed, if there are any.
-fn median(values: &mut [f64]) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
-}
-
 fn products(criterion: &mut Criterion) {
     // Without this argument, as under `cargo test`, criterion runs each case once and measures nothing.
     let measured = std::env::args().any(|argument| argument == "--bench");
@@ -153,7 +147,8 @@ fn products(criterion: &mut Criterion) {
                 });
                 // No time, if the filter did not want the case. Before the samples come rounds to warm up.
                 seconds.drain(..seconds.len().saturating_sub(SAMPLES));
-                if let (true, Some(median)) = (measured, median(&mut seconds)) {
+                let median = memory::median(&mut seconds);
+                if measured && !median.is_nan() {
                     if let (From::Memory, Some(large)) = (from, large.get()) {
                         read = memory::one_thread(large);
                     }

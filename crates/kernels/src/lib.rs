@@ -56,4 +56,4 @@ pub use isa::{Isa, IsaError};
 pub use matmul::matmul;
 pub use rope::{RopeError, RopeFreqs, RopeStyle};
 pub use rows::QuantRows;
-pub use tuning::{HINTS, Hint, Tuning, TuningError, WALKS, Walk};
+pub use tuning::{HINTS, Hint, Tuning, TuningError};

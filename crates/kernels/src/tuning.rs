@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// Environment variable that forces choices, such as `hint=t1,walk=in-order`; what it does not name stays as the table has it.
+/// Environment variable that forces choices, such as `hint=t1,twice=on`; what it does not name stays as the table has it.
 const VARIABLE: &str = "SLUICE_TUNE";
 
 /// Which caches a prefetch brings a line into.
@@ -18,15 +18,6 @@ pub enum Hint {
     None,
 }
 
-/// In which order one token meets the blocks of a run of rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Walk {
-    /// 4 to 16 rows side by side, so that they share the activations in registers.
-    SideBySide,
-    /// Block after block as they lie in memory, one stream per core; every block loads its own activations.
-    InOrder,
-}
-
 /// The choices for one kind of CPU. All values give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
@@ -36,10 +27,8 @@ pub struct Tuning {
     pub hint: Hint,
     /// Whether lines are asked for twice, the first time [`Tuning::distance`] bytes further on.
     pub twice: bool,
-    /// Bytes between the first and the second request; with [`Walk::InOrder`], how far ahead of use a line is asked for.
+    /// Bytes between the first and the second request.
     pub distance: usize,
-    /// The order of the walk.
-    pub walk: Walk,
     /// Whether the level with a tile unit (AMX) is taken where the CPU has one and nobody asks for a level.
     pub tiles: bool,
     /// Tokens from which the tile unit multiplies at that level.
@@ -47,32 +36,16 @@ pub struct Tuning {
 }
 
 /// Figures for each row: docs/kernels.md, "Choices".
-const ZEN: Tuning = Tuning {
-    kind: "amd",
-    hint: Hint::Nta,
-    twice: true,
-    distance: 4 << 10,
-    walk: Walk::SideBySide,
-    tiles: false,
-    tile_tokens: 16,
-};
-const INTEL: Tuning = Tuning {
-    kind: "intel",
-    hint: Hint::T0,
-    twice: false,
-    distance: 2 << 10,
-    walk: Walk::SideBySide,
-    tiles: false,
-    tile_tokens: 16,
-};
+const ZEN: Tuning =
+    Tuning { kind: "amd", hint: Hint::Nta, twice: true, distance: 4 << 10, tiles: false, tile_tokens: 16 };
+const INTEL: Tuning =
+    Tuning { kind: "intel", hint: Hint::T0, twice: false, distance: 4 << 10, tiles: false, tile_tokens: 16 };
 /// For CPUs that nobody has measured: T0 is nowhere the worst.
 const OTHER: Tuning = Tuning { kind: "other", hint: Hint::T0, ..ZEN };
 
-/// The values that the environment and the bench know, with their names.
+/// The hints that the environment and the bench know, with their names.
 pub const HINTS: [(&str, Hint); 4] =
     [("nta", Hint::Nta), ("t0", Hint::T0), ("t1", Hint::T1), ("none", Hint::None)];
-/// As [`HINTS`].
-pub const WALKS: [(&str, Walk); 2] = [("side-by-side", Walk::SideBySide), ("in-order", Walk::InOrder)];
 
 impl Tuning {
     /// The row for a CPU whose `cpuid` vendor string this is (empty where there is none).
@@ -112,7 +85,6 @@ impl Tuning {
             let known = match key {
                 "kind" => [ZEN, INTEL, OTHER].iter().find(|row| row.kind == value).map(|row| self = *row),
                 "hint" => find(&HINTS, value).map(|hint| self.hint = hint),
-                "walk" => find(&WALKS, value).map(|walk| self.walk = walk),
                 "twice" => find(&SWITCH, value).map(|twice| self.twice = twice),
                 "tiles" => find(&SWITCH, value).map(|tiles| self.tiles = tiles),
                 "distance" => number(value, 0, MOST_DISTANCE).map(|bytes| self.distance = bytes),
@@ -164,13 +136,12 @@ fn vendor() -> String {
 impl fmt::Display for Tuning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hint = HINTS.iter().find(|(_, hint)| *hint == self.hint).map_or("", |(name, _)| name);
-        let walk = WALKS.iter().find(|(_, walk)| *walk == self.walk).map_or("", |(name, _)| name);
         let switch = |on: bool| if on { "on" } else { "off" };
         let (twice, tiles) = (switch(self.twice), switch(self.tiles));
         let Self { kind, distance, tile_tokens, .. } = self;
         write!(
             f,
-            "{kind}: hint={hint},walk={walk},twice={twice},distance={distance},tiles={tiles},tile-tokens={tile_tokens}"
+            "{kind}: hint={hint},twice={twice},distance={distance},tiles={tiles},tile-tokens={tile_tokens}"
         )
     }
 }
@@ -185,7 +156,7 @@ impl fmt::Display for TuningError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{VARIABLE} has {:?}: wanted kind=amd|intel|other, hint=nta|t0|t1|none, walk=side-by-side|in-order, twice=on|off, tiles=on|off, \
+            "{VARIABLE} has {:?}: wanted kind=amd|intel|other, hint=nta|t0|t1|none, twice=on|off, tiles=on|off, \
              distance=BYTES (at most {MOST_DISTANCE}) or tile-tokens=N, separated by commas; unset it to take the table's choices",
             self.part
         )

@@ -64,8 +64,13 @@ fn rate(bytes: usize, mut work: impl FnMut()) -> f64 {
         work();
         bytes as f64 / start.elapsed().as_nanos() as f64
     });
-    rates.sort_by(f64::total_cmp);
-    rates[ROUNDS / 2]
+    median(&mut rates)
+}
+
+/// The value that half of the others do not exceed, NaN if there are none.
+pub fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Reads every line from `streams` places in turn.

@@ -2,7 +2,7 @@
 
 use core::arch::x86_64::{_MM_HINT_NTA, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
-use crate::tuning::{Hint, Tuning, Walk};
+use crate::tuning::{Hint, Tuning};
 
 /// Bytes of a line of cache.
 const LINE: usize = 64;
@@ -13,33 +13,11 @@ pub(super) struct Prefetch {
     hint: Hint,
     /// How much further the first of two requests lies, where there are two.
     earlier: Option<usize>,
-    in_order: Option<usize>,
-}
-
-/// How lines are asked for where blocks are walked in the order of memory.
-#[derive(Clone, Copy)]
-pub(super) struct Ahead {
-    ask: Prefetch,
-    distance: usize,
-}
-
-impl Ahead {
-    /// Asks for as many bytes as these blocks have, from the distance behind their beginning on.
-    #[inline(always)]
-    pub(super) fn of<B, const N: usize>(self, blocks: &[B; N]) {
-        self.ask.once::<B, N>(blocks.as_ptr().wrapping_byte_add(self.distance));
-    }
 }
 
 impl Prefetch {
     pub(super) fn new(tuning: Tuning) -> Self {
-        let in_order = (tuning.walk == Walk::InOrder).then_some(tuning.distance);
-        Self { hint: tuning.hint, earlier: tuning.twice.then_some(tuning.distance), in_order }
-    }
-
-    /// How to walk in the order of memory, if that is how this CPU is to walk.
-    pub(super) fn in_order(self) -> Option<Ahead> {
-        self.in_order.map(|distance| Ahead { ask: self, distance })
+        Self { hint: tuning.hint, earlier: tuning.twice.then_some(tuning.distance) }
     }
 
     /// Asks for `N` blocks from `at` on. Where that is no memory of ours, nothing happens.

@@ -54,10 +54,6 @@ impl Decode<2> for Brain {
 /// Rows that are taken together with one token: as many chains of additions hide their latency.
 const TOGETHER: usize = 8;
 
-/// The same where memory is walked in order: two chains keep up with what one core gets of memory, and so few rows are no
-/// more than two streams.
-const IN_ORDER: usize = 2;
-
 /// Rows and tokens of a tile with several tokens: 24 registers of sums leave 8 of the 32 for weights and values, and each
 /// weight that is decoded meets six values.
 const ROWS: usize = 4;
@@ -69,7 +65,6 @@ pub(super) fn matmul<D: Decode<N>, const N: usize>(w: QuantRows<'_>, x: &Acts, y
     let mut token = 0;
     while token < x.tokens() {
         token += match x.tokens() - token {
-            1 if ask.in_order().is_some() => columns::<D, N, IN_ORDER, 1>(w, x, y, token, ask),
             1 => columns::<D, N, TOGETHER, 1>(w, x, y, token, ask),
             2..TOKENS => columns::<D, N, ROWS, 2>(w, x, y, token, ask),
             _ => columns::<D, N, ROWS, TOKENS>(w, x, y, token, ask),
@@ -121,10 +116,7 @@ fn tile<D: Decode<N>, const N: usize, const R: usize, const T: usize>(
     // The bytes after this tile, most likely the next one: asked for in order while these are used.
     let mut next = weights[R - 1].as_ptr_range().end;
     for at in (0..cols).step_by(LANES) {
-        if R == IN_ORDER && T == 1 {
-            ask.blocks::<_, { IN_ORDER * LANES }>(next);
-            next = next.wrapping_add(IN_ORDER * LANES);
-        } else if R == TOGETHER {
+        if R == TOGETHER {
             ask.blocks::<_, { TOGETHER * LANES }>(next);
             next = next.wrapping_add(TOGETHER * LANES);
         }

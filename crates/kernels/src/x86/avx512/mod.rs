@@ -5,7 +5,6 @@
 //! its blocks in the order that `scalar` does. The features named throughout include those of AVX2.
 
 mod floats;
-mod in_order;
 pub(super) mod lanes;
 mod rows_256;
 mod rows_256_few_bits;
@@ -103,9 +102,6 @@ fn per_256<B: rows_256::Rows + tiles_256::Unpack>(w: QuantRows<'_>, x: &Acts, y:
     if tokens > 1 {
         return tiles::matmul::<tiles_256::Per256<B>>(w, x, y, ask);
     }
-    if let (Some(ahead), true) = (ask.in_order(), w.rows() * blocks >= in_order::LEAST) {
-        return in_order::per_256(blocks_of::<B>(w), blocks, x.per_256(), ahead, y);
-    }
     if blocks * size_of::<B>() >= rows_256::LONG {
         for (w, y) in blocks_of::<B>(w).chunks(QUAD * blocks).zip(y.chunks_mut(QUAD)) {
             let results = rows_256::long_rows(w, blocks, x.per_256(), ask);
@@ -125,9 +121,6 @@ fn per_32<B: rows_32::Rows + tiles_32::Unpack>(w: QuantRows<'_>, x: &Acts, y: &m
     let (tokens, blocks) = (x.tokens(), x.cols() / 32);
     if tokens > 1 || blocks < rows_32::TOGETHER {
         return tiles::matmul::<tiles_32::Per32<B>>(w, x, y, ask);
-    }
-    if let (Some(ahead), true) = (ask.in_order(), w.rows() * blocks >= in_order::LEAST) {
-        return in_order::per_32(blocks_of::<B>(w), blocks, x.per_32(), ahead, y);
     }
     for (w, y) in blocks_of::<B>(w).chunks(TILE * blocks).zip(y.chunks_mut(TILE)) {
         let results = rows_32::rows(w, blocks, x.per_32(), ask);

@@ -27,55 +27,7 @@ pub(super) struct Acts256 {
     pub(super) sums: __m512i,
 }
 
-/// The activations that four blocks are multiplied with.
-pub(super) trait ActsOfQuad: Copy {
-    /// Those of block `r`.
-    fn of(&self, r: usize) -> &Acts256;
-    /// In quarter `r` the quarter of [`Acts256::shifts`] and of [`Acts256::sums`] that goes with block `r`.
-    ///
-    /// # Safety
-    /// The CPU must have what the level asks for.
-    unsafe fn by_quarters(&self) -> [__m512i; 2];
-}
-
-/// The same for all four: the blocks are of four rows.
-#[derive(Clone, Copy)]
-pub(super) struct Same<'a>(pub(super) &'a Acts256);
-
-impl ActsOfQuad for Same<'_> {
-    #[inline(always)]
-    fn of(&self, _: usize) -> &Acts256 {
-        self.0
-    }
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn by_quarters(&self) -> [__m512i; 2] {
-        [self.0.shifts[0], self.0.sums]
-    }
-}
-
-/// Each its own: the blocks follow one another.
-#[derive(Clone, Copy)]
-pub(super) struct Each<'a>(pub(super) &'a [Acts256; QUAD]);
-
-impl ActsOfQuad for Each<'_> {
-    #[inline(always)]
-    fn of(&self, r: usize) -> &Acts256 {
-        &self.0[r]
-    }
-    #[inline]
-    #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn by_quarters(&self) -> [__m512i; 2] {
-        let (mut shifts, mut sums) = (self.0[0].shifts[0], self.0[0].sums);
-        for r in 1..QUAD {
-            shifts = _mm512_mask_mov_epi32(shifts, 0xf << (4 * r), self.0[r].shifts[0]);
-            sums = _mm512_mask_mov_epi32(sums, 0xf << (4 * r), self.0[r].sums);
-        }
-        [shifts, sums]
-    }
-}
-
-/// The products of four blocks with their activations.
+/// The products of four rows with one block of activations.
 pub(super) struct Products {
     /// Per row, 16 sums that add up to S.
     pub(super) s: [__m512i; QUAD],
@@ -92,11 +44,11 @@ pub(super) trait Rows: InPlace {
     /// # Safety
     /// The CPU must have what the level asks for.
     unsafe fn acts(a: Group<'_>) -> Acts256;
-    /// Multiplies four blocks.
+    /// Multiplies the same block of four rows.
     ///
     /// # Safety
     /// The CPU must have what the level asks for.
-    unsafe fn quad<A: ActsOfQuad>(w: [&Self; QUAD], a: A) -> Products;
+    unsafe fn quad(w: [&Self; QUAD], a: &Acts256) -> Products;
 }
 
 /// The products of a register of weights, in pairs times their scales, added to `s`.
@@ -251,11 +203,9 @@ impl Nibbles for BlockQ5K {
 /// The products of four rows of Q4_K or Q5_K.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn quad_by_nibble<B: Nibbles, A: ActsOfQuad>(w: [&B; QUAD], a: A) -> Products {
+fn quad_by_nibble<B: Nibbles>(w: [&B; QUAD], a: &Acts256) -> Products {
     let (scales, mins) = scales_and_mins([w[0].begin(), w[1].begin(), w[2].begin(), w[3].begin()]);
-    // SAFETY: the features are those of this function.
-    let [shifts, sums] = unsafe { a.by_quarters() };
-    let scales = _mm512_sllv_epi16(scales, shifts);
+    let scales = _mm512_sllv_epi16(scales, a.shifts[0]);
     // Word `g` of a quarter to all words of a half of the register.
     let spread = |low: i16, high: i16| {
         let (low, high) = (0x0100 + 0x0202 * low, 0x0100 + 0x0202 * high);
@@ -273,10 +223,10 @@ fn quad_by_nibble<B: Nibbles, A: ActsOfQuad>(w: [&B; QUAD], a: A) -> Products {
         // SAFETY: the features are those of this function.
         let q = unsafe { w[r].weights() };
         for k in 0..4 {
-            s[r] = add_products(s[r], q[k], a.of(r).a[k], _mm512_shuffle_epi8(rows[r], order[k]));
+            s[r] = add_products(s[r], q[k], a.a[k], _mm512_shuffle_epi8(rows[r], order[k]));
         }
     }
-    Products { s, m: _mm512_madd_epi16(mins, sums) }
+    Products { s, m: _mm512_madd_epi16(mins, a.sums) }
 }
 
 impl Rows for BlockQ4K {
@@ -288,7 +238,7 @@ impl Rows for BlockQ4K {
     }
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn quad<A: ActsOfQuad>(w: [&Self; QUAD], a: A) -> Products {
+    unsafe fn quad(w: [&Self; QUAD], a: &Acts256) -> Products {
         quad_by_nibble(w, a)
     }
 }
@@ -302,7 +252,7 @@ impl Rows for BlockQ5K {
     }
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn quad<A: ActsOfQuad>(w: [&Self; QUAD], a: A) -> Products {
+    unsafe fn quad(w: [&Self; QUAD], a: &Acts256) -> Products {
         quad_by_nibble(w, a)
     }
 }
@@ -350,14 +300,14 @@ impl Rows for BlockQ6K {
     }
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn quad<A: ActsOfQuad>(w: [&Self; QUAD], a: A) -> Products {
+    unsafe fn quad(w: [&Self; QUAD], a: &Acts256) -> Products {
         const STEP: i64 = 0x0001_0001_0001_0001;
         let (low, six) = (_mm512_set1_epi8(15), _mm512_set1_epi8(63));
         let left = halves_of(4 * STEP, 2 * STEP);
         let right = halves_of(0, 2 * STEP);
         let mut s = [_mm512_setzero_si512(); QUAD];
         for r in 0..QUAD {
-            let (w, a) = (w[r], a.of(r));
+            let w = w[r];
             let scales = _mm256_broadcastsi128_si256(load_quarter(&w.scales));
             let scales = _mm512_sllv_epi16(_mm512_cvtepi8_epi16(scales), a.shifts[0]);
             s[r] = _mm512_madd_epi16(scales, a.sums);
@@ -410,7 +360,7 @@ pub(super) fn rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>, ask: Prefe
                 heads[QUAD * quad + r] = i32::from_le_bytes(w[r].head());
             }
             // SAFETY: the features are those of this function.
-            let products = unsafe { B::quad(w, Same(&a)) };
+            let products = unsafe { B::quad(w, &a) };
             (s[quad], m[quad]) = (sum_quarters(products.s), products.m);
         }
         let (d, dmin) = halves(load(&heads));
@@ -476,7 +426,7 @@ pub(super) fn long_rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i16>, ask: 
                 heads[QUAD * quad + r] = i32::from_le_bytes(w[r].head());
             }
             // SAFETY: the features are those of this function.
-            let products = unsafe { B::quad(w, Same(&a)) };
+            let products = unsafe { B::quad(w, &a) };
             (s[quad], m[quad]) = (sum_quarters(products.s), products.m);
         }
         let (d, dmin) = halves(load(&heads));

@@ -5,8 +5,8 @@ use core::arch::x86_64::*;
 use super::lanes::{QUAD, join, load, load_half, load_quarter};
 use super::rows_32::non_linear;
 use super::rows_256::{
-    Acts256, ActsOfQuad, Products, Rows, add_products, halves_of, part, shifts_per_16, shifts_per_32,
-    spread_to_quarters, unshifted_sums,
+    Acts256, Products, Rows, add_products, halves_of, part, shifts_per_16, shifts_per_32, spread_to_quarters,
+    unshifted_sums,
 };
 use crate::acts::Group;
 use crate::blocks::{BlockIq4Xs, BlockQ2K, BlockQ3K};
@@ -64,10 +64,9 @@ impl Rows for BlockQ2K {
     }
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn quad<A: ActsOfQuad>(w: [&Self; QUAD], a: A) -> Products {
+    unsafe fn quad(w: [&Self; QUAD], a: &Acts256) -> Products {
         let (mut s, mut m) = ([_mm512_setzero_si512(); QUAD], [_mm_setzero_si128(); QUAD]);
         for r in 0..QUAD {
-            let a = a.of(r);
             let (both, low) = (load_quarter(&w[r].scales), _mm_set1_epi8(15));
             let scales = _mm512_castsi256_si512(_mm256_cvtepu8_epi16(_mm_and_si128(both, low)));
             let scales = _mm512_sllv_epi16(scales, a.shifts[0]);
@@ -108,11 +107,10 @@ impl Rows for BlockQ3K {
     }
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn quad<A: ActsOfQuad>(w: [&Self; QUAD], a: A) -> Products {
+    unsafe fn quad(w: [&Self; QUAD], a: &Acts256) -> Products {
         let mut s = [_mm512_setzero_si512(); QUAD];
         let third = _mm512_set1_epi8(4);
         for r in 0..QUAD {
-            let a = a.of(r);
             let scales = _mm512_sllv_epi16(scales_of_q3_k(&w[r].scales), a.shifts[0]);
             let (q, high) = (two_bits(&w[r].qs), _mm512_broadcast_i64x4(load_half(&w[r].hmask)));
             s[r] = _mm512_madd_epi16(scales, a.sums);
@@ -153,7 +151,7 @@ impl Rows for BlockIq4Xs {
     }
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn quad<A: ActsOfQuad>(w: [&Self; QUAD], a: A) -> Products {
+    unsafe fn quad(w: [&Self; QUAD], a: &Acts256) -> Products {
         let low = _mm512_set1_epi8(15);
         // Scale `l` of four turned to the bottom of quarter `l`, and its top bits, of which the second four scales have
         // theirs 8 further on, to bits 4 and 5. Counts of turns go by 32 bits that hold the same word twice.
@@ -164,7 +162,7 @@ impl Rows for BlockIq4Xs {
         let (turn_low, turn_high) = (each(0, 4), [each(28, 2), each(36, 2)]);
         let mut s = [_mm512_setzero_si512(); QUAD];
         for r in 0..QUAD {
-            let (w, a) = (w[r], a.of(r));
+            let w = w[r];
             let high = i16::from_le_bytes(w.scales_h);
             for half in 0..2 {
                 let bytes = load(part(&w.qs, half));

@@ -181,17 +181,10 @@ impl Rows for BlockIq4Nl {
     }
 }
 
-/// The scale and, where there is one, the minimum of each block throughout its quarter.
-#[inline]
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn heads<B: Rows>(w: &[B; TOGETHER]) -> __m512i {
-    span(w, const { [0, second::<B>()] }).pick(const { &order::<B>(0, 2, [0, second::<B>()]) })
-}
-
 /// The activations of four blocks in the order of the weights.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn acts(a: &[[i8; 32]; TOGETHER]) -> [__m512i; 2] {
+fn acts(a: &[[i8; 32]; TOGETHER]) -> [__m512i; 2] {
     let halves = a.as_flattened().as_chunks::<64>().0;
     let (first, second) = (load(&halves[0]), load(&halves[1]));
     [
@@ -230,7 +223,9 @@ pub(super) fn rows<B: Rows>(w: &[B], blocks: usize, form: &Form<i32>, ask: Prefe
                 // SAFETY: the features are those of this function.
                 let q = unsafe { B::weights(w) };
                 each[r] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(each[r], q[0], a[0]), q[1], a[1]);
-                heads[quad] = _mm512_mask_mov_epi32(heads[quad], 0x1111 << r, self::heads(w));
+                let head = span(w, const { [0, second::<B>()] })
+                    .pick(const { &order::<B>(0, 2, [0, second::<B>()]) });
+                heads[quad] = _mm512_mask_mov_epi32(heads[quad], 0x1111 << r, head);
             }
             s[quad] = sum_quarters(each);
         }
